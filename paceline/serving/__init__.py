@@ -1,1 +1,1 @@
-"""The front: models behind HTTP. Those of this process are `local.py`, those of a planned cluster `cluster/`."""
+"""The HTTP server: models in this process (`local.py`) or on a planned cluster (`cluster/`)."""

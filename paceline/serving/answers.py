@@ -1,4 +1,4 @@
-"""`Answer`: writes the bodies of one request's answer in OpenAI's shape. What comes in is `protocol.py`'s."""
+"""`Answer`: builds the response bodies of one request in OpenAI's format. For request bodies see `protocol.py`."""
 
 import codecs
 import json
@@ -16,23 +16,23 @@ from paceline.serving.tools import CallReader, ToolChoice
 from paceline.types import RequestStats
 
 _IMPOSSIBLE = -9999.0
-"""JSON has no infinity; vLLM writes this for it."""
+"""Log-probability written for minus infinity, which JSON lacks; the same as in vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What an answer should tell besides its text.
+    """What a response should contain besides its text.
 
     Attributes:
-        is_chat: which of the two protocols.
-        logprobs: log-probabilities of its tokens.
-        echo: completions begin with their prompt; `prompts` are those, as texts where they are known.
-        only_echo: and end with it.
+        is_chat: chat completions, else text completions.
+        logprobs: include log-probabilities of output tokens.
+        echo: completions begin with their prompt; `prompts` holds these as texts, where known.
+        only_echo: completions consist of the prompt only.
         token_ids, prompt_logprobs, trace, stats: see `protocol.py`.
-        num_samples: of each prompt.
-        num_kept: of these, the most probable ones, where fewer are told than were drawn (OpenAI's ``best_of``).
-        tools: on offer; None where there are none.
-        tagged_calls: how calls of them are written; see `CallReader`.
+        num_samples: samples of each prompt.
+        num_kept: number of samples to return, the most probable ones (OpenAI's ``best_of``).
+        tools: the available tools; None without any.
+        tagged_calls: how the model writes tool calls; see `CallReader`.
     """
 
     is_chat: bool = False
@@ -52,7 +52,7 @@ class Wish:
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice while it is gathered."""
+    """One choice under construction."""
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
@@ -61,12 +61,12 @@ class _Choice:
 
 
 class Answer:
-    """Writes the bodies of one request's answer.
+    """Builds the response bodies of one request.
 
     Args:
-        request_id: as the client sees it.
-        model: as the client called it.
-        wish: what to tell.
+        request_id: as shown to the client.
+        model: the name that the client used.
+        wish: what to include.
     """
 
     def __init__(self, request_id: str, model: str, wish: Wish) -> None:
@@ -85,7 +85,7 @@ class Answer:
 
     @property
     def errors(self) -> list[str]:
-        """Why samples failed, as far as they did."""
+        """Error messages of failed samples."""
         return [summary.error for summary in self._summaries.values() if summary.error is not None]
 
     @property
@@ -94,7 +94,7 @@ class Answer:
         return len(self._summaries) == self._wish.num_samples * len(self._wish.prompts)
 
     def whole(self, chunks: Iterable[tuple[int, Chunk]]) -> dict[str, Any]:
-        """The body of an answer in one piece, from (number of the prompt, chunk) in any order."""
+        """The body of a response that is not streamed, from (index of the prompt, chunk) in any order."""
         gathered: dict[int, _Choice] = {}
         for place, chunk in chunks:
             number = self._note(place, chunk)
@@ -111,7 +111,7 @@ class Answer:
         return body | self._statistics()
 
     def piece(self, place: int, chunk: Chunk, with_usage: bool = False) -> dict[str, Any]:
-        """The body of one event of a stream; `place` is the number of the prompt."""
+        """The body of one event of a stream; `place` is the index of the prompt."""
         number = self._note(place, chunk)
         is_first = number not in self._begun
         self._begun.add(number)
@@ -126,7 +126,7 @@ class Answer:
         return body | ({"usage": self.usage()} if with_usage else {})
 
     def quick(self, place: int, chunk: Chunk) -> str | None:
-        """The event of `piece` as JSON, where a chunk adds nothing but text to a choice that has begun; else None."""
+        """`piece` as JSON, built faster, for a chunk that only adds text to a choice that has begun; else None."""
         wish = self._wish
         number = place * wish.num_samples + chunk.index
         if not self._is_plain or number not in self._begun or chunk.finish_reason is not None or chunk.pieces:
@@ -145,7 +145,7 @@ class Answer:
         return f"{before}{encode_basestring(chunk.text)}{after}"
 
     def closing(self, with_usage: bool) -> dict[str, Any] | None:
-        """The body of the event after the last choice; None when there is nothing more to tell."""
+        """The body of the final event, after the last choice; None when there is none."""
         more = self._statistics()
         if not with_usage and not more:
             return None
@@ -153,7 +153,7 @@ class Answer:
         return self._head | {"object": self._chunk_kind, "choices": []} | usage | more
 
     def usage(self) -> dict[str, Any]:
-        """Counts of tokens so far; every prompt counts once, whatever the number of its samples."""
+        """Token counts so far; every prompt counts once, whatever the number of samples."""
         prompts: dict[int, int] = {}
         for number, (prompt, _) in self._counts.items():
             place = number // self._wish.num_samples
@@ -174,7 +174,7 @@ class Answer:
         }
 
     def noted(self) -> dict[str, Any]:
-        """What operators are told of an answer that has ended: counts only."""
+        """Fields for the request log of a finished response: counts only, no text."""
         stats = next((each.stats for each in self._summaries.values() if each.stats is not None), None)
         drafts = {} if stats is None or not stats.num_drafts else {
             "acceptance_rate": stats.acceptance_rate, "acceptance_length": stats.acceptance_length,
@@ -186,7 +186,7 @@ class Answer:
         return "chat.completion.chunk" if self._wish.is_chat else "text_completion"
 
     def _note(self, place: int, chunk: Chunk) -> int:
-        """Count a chunk; the number of its choice."""
+        """Count a chunk; returns the index of its choice."""
         number = place * self._wish.num_samples + chunk.index
         prompt, output = self._counts.get(number, (0, 0))
         prompt = max(prompt, chunk.num_prompt_tokens)
@@ -200,7 +200,7 @@ class Answer:
         return number
 
     def _split(self, number: int, chunk: Chunk) -> tuple[str, str]:
-        """(thoughts, text) of a chunk."""
+        """(reasoning text, answer text) of a chunk."""
         if chunk.thinking == "none" or not self._wish.is_chat:
             return "", chunk.text
         if number not in self._thinkers:
@@ -210,7 +210,7 @@ class Answer:
         return told
 
     def _chosen(self, gathered: Mapping[int, _Choice]) -> list[int]:
-        """The choices to tell, best first where more were drawn than are wanted."""
+        """Indices of the choices to return; best first where more were drawn than are returned."""
         kept, drawn = self._wish.num_kept, self._wish.num_samples
         if kept is None:
             return sorted(gathered)
@@ -234,7 +234,7 @@ class Answer:
         return self._choice(number, {"text": self._echoed(number) + text}, choice.last, prompt + pieces)
 
     def _calls(self, number: int, text: str) -> dict[str, Any]:
-        """Content and calls of a whole answer, where tools were on offer."""
+        """Content and tool calls of a complete answer, where tools were given."""
         if self._wish.tools is None:
             return {}
         reader = self._readers[number] = self._wish.tools.reader(self._wish.tagged_calls)
@@ -258,12 +258,12 @@ class Answer:
         return delta | ({"tool_calls": told} if told else {})
 
     def _reason(self, number: int, chunk: Chunk) -> str | None:
-        """Why a choice ended; one that ends with calls ends for them."""
+        """The finish reason of a choice; ``tool_calls`` where it ended with tool calls."""
         called = number in self._readers and bool(self._readers[number].calls)
         return "tool_calls" if called and chunk.finish_reason == "stop" else chunk.finish_reason
 
     def _echoed(self, number: int) -> str:
-        """The prompt of a choice as text, where it is wanted."""
+        """The prompt of a choice as text, where `echo` is set."""
         if not self._wish.echo:
             return ""
         given = self._wish.prompts[number // self._wish.num_samples]
@@ -293,7 +293,7 @@ class Answer:
         return choice | self._trace(pieces, chunk.step)
 
     def _text_logprobs(self, number: int, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """Those of a choice's next tokens."""
+        """Log-probabilities of a choice's next tokens, in completions format."""
         return text_logprobs(pieces, self._offsets.setdefault(number, TextOffsets()))
 
     def _trace(self, pieces: Sequence[Piece], step: Step | None) -> dict[str, Any]:
@@ -303,7 +303,7 @@ class Answer:
         return {"paceline": {"tokens": tokens} | ({} if step is None else {"step": told_step(step)})}
 
     def _statistics(self) -> dict[str, Any]:
-        """What became of the drafts of each choice, where it is wanted: vLLM's names, and our own."""
+        """Draft statistics of each choice, where requested: with vLLM's names, and further ones."""
         stats = {n: each.stats for n, each in sorted(self._summaries.items()) if each.stats is not None}
         if not self._wish.stats or not stats:
             return {}
@@ -313,14 +313,14 @@ class Answer:
 
 
 def told_step(step: Step) -> dict[str, Any]:
-    """The draft of one pass: its nodes, which of them stood, and what else the pass computed."""
+    """The draft of one pass as JSON: its nodes, which were accepted, and the rows of the pass."""
     nodes = [{"id": token_id, "text": text, "parent": parent}
              for (token_id, text), parent in zip(step.tokens, step.parents, strict=True)]  # fmt: skip
     return {"nodes": nodes, "path": list(step.path), "own": step.is_own, "rows": dict(step.rows)}
 
 
 def vllm_statistics(stats: RequestStats) -> dict[str, Any]:
-    """Acceptance of one answer as vLLM tells it."""
+    """Acceptance statistics of one answer under vLLM's names."""
     histogram = list(stats.accepted_per_pass)
     return {
         "mean_acceptance_length": stats.acceptance_length,
@@ -334,7 +334,7 @@ def vllm_statistics(stats: RequestStats) -> dict[str, Any]:
 
 
 def draft_statistics(stats: RequestStats) -> dict[str, Any]:
-    """The same with what vLLM does not tell: passes, time, and levels of the drafts."""
+    """Draft statistics with fields that vLLM lacks: passes, times, and levels of the drafts."""
     return {
         "num_target_passes": stats.num_target_passes,
         "acceptance_rate": stats.acceptance_rate,
@@ -353,25 +353,25 @@ def draft_statistics(stats: RequestStats) -> dict[str, Any]:
 
 
 def chat_logprobs(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Chat's form: one entry per token, its alternatives in falling order."""
+    """Log-probabilities in chat format: one entry per token, alternatives in descending order."""
     return {"content": [_scored(p) for p in pieces if p.logprob is not None], "refusal": None}
 
 
 class TextOffsets:
-    """Where tokens begin in the text that they make: one in the middle of a character where that character does."""
+    """Character offsets of tokens in their text; a token inside a character has that character's offset."""
 
     def __init__(self) -> None:
         self._decoder, self._length = codecs.getincrementaldecoder("utf-8")("replace"), 0
 
     def next(self, spelling: bytes) -> int:
-        """Characters before the next token."""
+        """The offset of the next token, whose bytes are `spelling`."""
         before = self._length
         self._length += len(self._decoder.decode(spelling))
         return before
 
 
 def text_logprobs(pieces: Sequence[Piece], offsets: TextOffsets) -> dict[str, Any]:
-    """Completions' form: four lists over the tokens; nothing predicts the first token of a prompt."""
+    """Log-probabilities in completions format: four lists over tokens; the first token of a prompt has none."""
     return {
         "tokens": [_spelled(piece.spelling) for piece in pieces],
         "token_logprobs": [_number(piece.logprob) for piece in pieces],
@@ -384,7 +384,7 @@ def text_logprobs(pieces: Sequence[Piece], offsets: TextOffsets) -> dict[str, An
 
 
 def _mean_logprob(pieces: Sequence[Piece]) -> float:
-    """Of a sample's tokens; 0 where there are none."""
+    """Mean log-probability of a sample's tokens; 0 without tokens."""
     known = [piece.logprob for piece in pieces if piece.logprob is not None]
     return sum(known) / len(known) if known else 0.0
 
@@ -399,7 +399,7 @@ def _entry(spelling: bytes, logprob: float | None) -> dict[str, Any]:
 
 
 def _alternatives(piece: Piece) -> Mapping[str, Any] | None:
-    """vLLM's form for prompts: by token id, the token itself among them."""
+    """Alternatives in vLLM's prompt format: by token id, including the token itself."""
     if piece.logprob is None:
         return None
     told = {str(token_id): {"logprob": _number(logprob), "rank": rank, "decoded_token": _spelled(spelling)}

@@ -1,4 +1,4 @@
-"""The HTTP application: routes and what is said when things go wrong. It knows neither engines nor clusters."""
+"""The HTTP application: routes and error responses. It is independent of engines and clusters."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -38,12 +38,12 @@ def build_app(
     """The application; its end closes `backend`.
 
     Args:
-        settings: limits; their defaults when left out.
-        log: where a line of JSON for every request goes.
-        telemetry: (application) to one that tells OpenTelemetry (`telemetry.Telemetry`); None tells nobody.
+        settings: limits; None takes the defaults.
+        log: file for one line of JSON per request.
+        telemetry: wraps the application with OpenTelemetry (`telemetry.Telemetry`); None for none.
 
     Returns:
-        An ASGI application; its attribute `front` holds the gate.
+        An ASGI application; its attribute `front` holds the admission gate.
     """
     settings = settings or Settings()
     front = Front(backend, settings)
@@ -63,7 +63,7 @@ def build_app(
 
 
 def _handlers() -> dict[Any, Any]:
-    """Everything that goes wrong is told in OpenAI's shape."""
+    """Exception handlers that return errors in OpenAI's format."""
 
     async def refused(_: Request, error: Exception) -> Response:
         refusal = refusal_of(error)

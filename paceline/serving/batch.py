@@ -1,4 +1,4 @@
-"""OpenAI's batch format offline: a file of requests to a file of answers, resumable. No HTTP anywhere."""
+"""OpenAI's batch format, offline and resumable: from a file of requests to a file of answers, without HTTP."""
 
 import asyncio
 import json
@@ -15,14 +15,14 @@ from paceline.serving.protocol import ChatRequest, CompletionRequest
 from paceline.serving.refusals import refusal_of
 
 KINDS = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
-"""What a line's ``url`` may be."""
+"""Request types by the ``url`` of a line."""
 
 
 def read_requests(path: Path) -> list[dict[str, Any]]:
     """The lines of a batch file, each with ``custom_id``, ``url`` and ``body``.
 
     Raises:
-        InvalidParameter: it cannot be read, or a line is no request; two lines have one id.
+        InvalidParameter: the file cannot be read, a line is not a request, or two lines have the same id.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # JSON keeps other ends of lines in its strings
@@ -39,7 +39,7 @@ def read_requests(path: Path) -> list[dict[str, Any]]:
 
 
 def answered(path: Path) -> set[str]:
-    """Ids that an earlier run has answered. A line that was cut off at the end of the file is removed."""
+    """Ids that an earlier run has answered. An incomplete last line is removed from the file."""
     if not path.exists():
         return set()
     try:
@@ -51,7 +51,7 @@ def answered(path: Path) -> set[str]:
 
 
 async def run_batch(front: Front, requests: list[dict[str, Any]], write: Callable[[dict[str, Any]], None]) -> None:
-    """Answer all `requests`, as many at once as `front` lets in; `write` is given each answer as it comes."""
+    """Answer all `requests`, as many at once as `front` admits; calls `write` with each answer as it finishes."""
     waiting: Iterator[dict[str, Any]] = iter(requests)
 
     async def work() -> None:
@@ -62,7 +62,7 @@ async def run_batch(front: Front, requests: list[dict[str, Any]], write: Callabl
 
 
 async def _answer(front: Front, request: dict[str, Any]) -> dict[str, Any]:
-    """A line of the output; a request that is refused has its status and error there."""
+    """A line of the output, with status and error for a rejected request."""
     head = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": request["custom_id"]}
     try:
         body = parse(json.dumps(request["body"] | {"stream": False}).encode(), KINDS[request["url"]])

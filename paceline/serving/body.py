@@ -1,7 +1,7 @@
-"""Bodies of requests: bounded, JSON by content type, numbers finite, read off the event loop where they are long.
+"""Read request bodies: size limit, JSON content type, finite numbers; long ones are parsed off the event loop.
 
-The content type is asked for because a web page may send anything else to this server without asking the browser's
-leave. What bodies mean is `protocol.py`'s.
+The content type is required because a web page may send other types to this server without a CORS preflight. For the
+fields of bodies see `protocol.py`.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from paceline.serving.refusals import HttpRefusal
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _LONG = 1 << 16
-"""Bytes from which a body is read on a thread."""
+"""Size in bytes from which a body is parsed on a thread."""
 _PATIENCE = 60.0
-"""Seconds that a body may take to arrive."""
+"""Timeout in seconds for receiving a body."""
 _HEAVIEST = 500_000
 _CONTAINER, _FIELD = 16, 8
-"""What reading a list or object, and a field of one, costs in times of a number's. Python stands still while a body is
-read, whichever thread reads it; the heaviest one allowed takes about 40 ms."""
+"""Cost of parsing a list or object, and a field of one, relative to a number. Parsing holds Python's lock, on whichever
+thread; the most expensive allowed body takes about 40 ms."""
 
 
 async def read_body(request: Request, kind: type[_Model], max_bytes: int) -> _Model:
@@ -42,7 +42,7 @@ async def read_body(request: Request, kind: type[_Model], max_bytes: int) -> _Mo
 
 
 def parse(data: bytes, kind: type[_Model]) -> _Model:
-    """`data` as a `kind`. Raises InvalidParameter, which names the field, and HttpRefusal for too many values."""
+    """Parse `data` as a `kind`. Raises InvalidParameter with the field's name, and HttpRefusal for too many values."""
     if len(data) > _LONG and weight(data) > _HEAVIEST:
         raise HttpRefusal(413, "the body holds too many values; send fewer prompts, messages or token ids at once")
     try:
@@ -62,13 +62,13 @@ def parse(data: bytes, kind: type[_Model]) -> _Model:
 
 
 def is_long(request: Request) -> bool:
-    """Whether a body is worth a thread, by the length it was announced with."""
+    """Whether a body should be parsed on a thread, by its Content-Length."""
     announced = request.headers.get("content-length", "")
     return not announced.isdigit() or int(announced) > _LONG
 
 
 def weight(data: bytes) -> int:
-    """What reading JSON costs, in numbers read: 1 for each, more for lists, objects and their fields."""
+    """Estimated cost of parsing JSON, in units of a number: more for lists, objects and their fields."""
     if b"\\" in data:
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     letters = np.frombuffer(data, dtype=np.uint8)

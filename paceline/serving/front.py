@@ -1,4 +1,4 @@
-"""`Front`: from a request's body to its answer, whole or streamed, over any backend. Routes are `app.py`'s."""
+"""`Front`: handles a parsed request body: complete or streamed responses over any backend. For routes see `app.py`."""
 
 import asyncio
 import json
@@ -24,14 +24,14 @@ from paceline.serving.settings import Settings
 from paceline.serving.stream import DONE, EventStream, bodies, event, events, gather, run, unless_gone
 
 _EARLY_SECONDS = 1.0
-"""After this a stream's headers are sent without its first token: a refusal would have come by then."""
+"""Seconds after which a stream's headers are sent without its first token; rejections arrive before that."""
 
 
 class Front:
-    """What all endpoints share.
+    """Request handling shared by all endpoints.
 
     Args:
-        backend: answers.
+        backend: runs the requests.
         settings: limits.
     """
 
@@ -40,14 +40,14 @@ class Front:
         self.gate = Gate(settings.max_running + settings.max_queue)
 
     def at_hand(self) -> TextBackend:
-        """The same. Raises HttpRefusal, 501, where it has not."""
+        """The backend as a `TextBackend`. Raises HttpRefusal (501) if it is none."""
         if self.text is None:
             raise HttpRefusal(501, "a cluster's models are in other processes; ask a server with one model")
         return self.text
 
     @property
     def text(self) -> TextBackend | None:
-        """The backend, where it has its models at hand."""
+        """The backend if it is a `TextBackend`, else None."""
         return cast(TextBackend, self.backend) if hasattr(self.backend, "tokenize") else None
 
     def served_name(self, asked: str | None) -> str:
@@ -78,7 +78,7 @@ class Front:
         return StreamingResponse(iter([told, DONE]), media_type="text/event-stream")
 
     async def translated(self, request: Request, asked: AnyBody, dialect: Dialect) -> Response:
-        """The answer in another protocol."""
+        """The response in another protocol."""
         with _as_sent(dialect.sent_name):
             body = dialect.chat_request(asked)
             with _as_sent(body.sent_name):
@@ -115,13 +115,13 @@ class Front:
         return jobs, answer
 
     async def _prepared(self, request: Request, body: CompletionRequest | ChatRequest) -> tuple[list[Job], Answer]:
-        """`prepared`, beside the event loop where there is much to prepare."""
+        """`prepared`, on a thread for large requests."""
         if is_long(request):
             return await asyncio.to_thread(self.prepared, body, _caller(request))
         return self.prepared(body, _caller(request))
 
     async def whole(self, body: CompletionRequest | ChatRequest, jobs: list[Job], answer: Answer) -> dict[str, Any]:
-        """The body of an answer in one piece."""
+        """The body of a response that is not streamed."""
         with self.gate.inside(self._places(jobs)):
             async with aclosing(run(self.backend, jobs, 1 if self.text else body.num_samples)) as chunks:
                 found = await gather(chunks, self.gate)
@@ -130,9 +130,9 @@ class Front:
     async def _bodies(
         self, request: Request, body: CompletionRequest | ChatRequest, jobs: list[Job], answer: Answer
     ) -> tuple[AsyncGenerator[dict[str, Any] | str, None], AsyncExitStack]:
-        """The bodies of a stream, and what must be closed after it.
+        """The bodies of a stream, and the stack to close after it.
 
-        A refusal that comes at once is raised here, so that it has a status of its own.
+        An immediate rejection is raised here, so that the response has its HTTP status.
         """
         async with AsyncExitStack() as stack:
             stack.enter_context(self.gate.inside(self._places(jobs)))
@@ -154,7 +154,7 @@ class Front:
         return EventStream(told, self.gate, self.settings.ping_seconds, problem, stack)
 
     def _with_tools(self, job: Job, body: CompletionRequest | ChatRequest) -> Job:
-        """The job with its tools told in words, where the model's chat template does not know of tools."""
+        """The job with its tools described in a message, if the model's chat template does not support tools."""
         if "tools" not in job.template or not isinstance(body, ChatRequest) or self.text is None:
             return job
         if job.model not in self.backend.models or self.text.describe(job.model)["reads_tools"]:
@@ -162,11 +162,11 @@ class Front:
         return replace(job, messages=body.choice_of_tools().explained(job.messages))
 
     def _places(self, jobs: list[Job]) -> int:
-        """What `jobs` count for in the queue: their samples, though no request alone more than there is room."""
+        """Number of queue slots for `jobs`: their samples, at most the queue's capacity."""
         return min(sum(job.params.n for job in jobs), self.gate.most)
 
     def _bounded(self, job: Job) -> Job:
-        """The job with the server's own limits."""
+        """The job with the server's limits applied."""
         limits = [each for each in (job.timeout, self.settings.request_timeout) if each is not None]
         interval = self.settings.stream_interval if job.stream and not job.trace else 1
         return replace(job, timeout=min(limits, default=None), stream_interval=interval)
@@ -174,7 +174,7 @@ class Front:
 
 @contextmanager
 def _as_sent(sent_name: Callable[[str], str]) -> Iterator[None]:
-    """Errors name fields as `sent_name` says that the client did."""
+    """Rename fields in InvalidParameter errors to the client's names by `sent_name`."""
     try:
         yield
     except InvalidParameter as error:
@@ -202,12 +202,12 @@ def _named(body: dict[str, Any]) -> str:
 
 
 def _named_error(body: dict[str, Any]) -> str:
-    """An error's event in the protocols whose events have names."""
+    """An error event for protocols with named events."""
     return _named({"type": "error", **body})
 
 
 async def _rest(first: "asyncio.Future[Any]", chunks: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """All chunks, of which the first is being awaited."""
+    """Yield `first`, which is being awaited, and then the other chunks."""
     yield await first
     async for item in chunks:
         yield item

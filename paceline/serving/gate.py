@@ -1,4 +1,4 @@
-"""`Gate`: how many requests are inside, and whether any more come in. What they do there is not its business."""
+"""`Gate`: admission control by the number of open requests, and draining at shutdown."""
 
 import asyncio
 from collections.abc import Generator
@@ -8,14 +8,14 @@ from paceline.errors import RequestRejected
 from paceline.serving.refusals import HttpRefusal
 
 _RETRY_SECONDS = 1
-"""When to come again, in seconds, to a queue that is full."""
+"""Retry-After in seconds when the queue is full."""
 
 
 class Gate:
-    """Counts requests.
+    """Counts open requests.
 
     Args:
-        most: requests inside at once, waiting ones included.
+        most: largest number of open requests, waiting ones included.
     """
 
     def __init__(self, most: int) -> None:
@@ -24,22 +24,22 @@ class Gate:
         self.num_turned_away = 0
         self.is_draining = False
         self.shut = asyncio.Event()
-        """Set when whoever is still inside must leave."""
+        """Set when requests that are still open must end."""
         self._empty = asyncio.Event()
         self._empty.set()
 
     @property
     def is_full(self) -> bool:
-        """Whether the next request would be turned away."""
+        """Whether the next request would be rejected."""
         return self.num_inside >= self.most
 
     @contextmanager
     def inside(self, count: int = 1) -> Generator[None, None, None]:
-        """Let `count` requests in, which leave together.
+        """Admit `count` requests for the duration of the context.
 
         Raises:
-            HttpRefusal: 429, too many are inside.
-            RequestRejected: the server is going down.
+            HttpRefusal: 429, too many requests are open.
+            RequestRejected: the server is shutting down.
         """
         if self.is_draining:
             raise RequestRejected("the server is shutting down")
@@ -59,7 +59,7 @@ class Gate:
                 self._empty.set()
 
     async def drain(self, seconds: float) -> None:
-        """Let nobody in any more, wait until all have left, and turn out whoever is inside after `seconds`."""
+        """Admit no further requests, wait until all have ended, and set `shut` after `seconds`."""
         self.is_draining = True
         try:
             await asyncio.wait_for(self._empty.wait(), seconds)

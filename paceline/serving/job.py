@@ -1,4 +1,4 @@
-"""`Job` and `Chunk`: what a request asks of a `Backend`, and what comes back. Plain data, fit to cross processes."""
+"""`Job` and `Chunk`: input and output of a `Backend`. Plain, picklable data."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,7 @@ from paceline.types import RequestStats, SamplingParams, TokenProvenance
 NO_LIMIT = 2**31 - 1
 """`max_tokens` of a request that goes on until the model ends it or its context is full."""
 _EXPECTED = 128
-"""Tokens that such a request is expected to take, where somebody must guess."""
+"""Expected output tokens of such a request, for queue predictions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +18,17 @@ class Job:
 
     Attributes:
         prompt: text or token ids; None when `messages` are given.
-        messages: a conversation, put into the model's chat template where the model is.
-        template: what the chat template is told besides, e.g. ``tools``.
+        messages: a conversation; the backend applies the model's chat template.
+        template: further variables of the chat template, e.g. ``tools``.
         stream: whether the answer is wanted token by token.
-        slo: seconds from arrival to answer; None takes the model's own.
-        priority: smaller runs earlier.
+        slo: latency objective in seconds from arrival to answer; None takes the model's own.
+        priority: smaller values run earlier.
         timeout: seconds after which it ends with the tokens it has; None for never.
-        add_special_tokens: put in what the model wants around a text prompt.
+        add_special_tokens: add the model's special tokens to a text prompt.
         cache_salt: see `Engine.add_request`.
-        stream_interval: tokens of each chunk of a stream, the last one has what is left; 1 for what is ready.
-        detail: chunks carry `Piece`s, and the last one the prompt's.
-        trace: chunks carry the `Step` they came from.
+        stream_interval: tokens per chunk of a stream (the last one has the rest); 1 sends tokens as they come.
+        detail: chunks contain `Piece`s, and the last one those of the prompt.
+        trace: chunks contain the `Step` that they came from.
     """
 
     request_id: str
@@ -48,26 +48,26 @@ class Job:
     stream_interval: int = 1
 
     def with_seed(self, seed: int) -> "Job":
-        """The same, drawing from `seed` unless it is greedy or has a seed already: its text is the same each time."""
+        """The job with `seed`, unless it is greedy or has a seed, so that retries give the same text."""
         if self.params.is_greedy or self.params.seed is not None:
             return self
         return replace(self, params=replace(self.params, seed=seed))
 
     @property
     def expected_tokens(self) -> int:
-        """Output tokens to plan for."""
+        """Expected number of output tokens."""
         return _EXPECTED if self.params.max_tokens == NO_LIMIT else self.params.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One token as clients are told of it.
+    """One token as reported to clients.
 
     Attributes:
-        text: what it completes in the answer; may be empty.
+        text: the text that it adds to the answer; may be empty.
         spelling: its own bytes.
         provenance: where it came from.
-        logprob: None unless asked for.
+        logprob: its log-probability; None unless requested.
         top: (token id, its bytes, log-probability) of the most probable tokens.
     """
 
@@ -99,12 +99,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is known of a sample once it has ended.
+    """Facts about a finished sample.
 
     Attributes:
-        error: why it failed, when its finish reason is ``error``.
-        stop_reason: the stop string or token id that ended it; None for anything else.
-        stats: its counts; None where nobody counted.
+        error: the error message, when its finish reason is ``error``.
+        stop_reason: the stop string or token id that ended it; else None.
+        stats: its statistics; None where they are not known.
         num_cached_tokens: prompt tokens found in the prefix cache.
         num_predicted_tokens, num_accepted_predictions: tokens drafted from its `prediction`, and those that stood.
         prompt: the prompt's tokens, where `Job.detail` asks for them and this is the request's end.
@@ -128,15 +128,15 @@ class Chunk:
     """A piece of one sample of an answer. A sample's last one has `finish_reason` and the number of its tokens.
 
     Attributes:
-        num_prompt_tokens: of the request; 0 where nobody knows yet.
+        num_prompt_tokens: of the request; 0 where not known yet.
         num_output_tokens: of the whole sample, in its last chunk.
-        num_tokens: that this chunk brings.
-        thinking: ``none`` where the model is not known to think aloud; else whether its thoughts have begun in the
-            prompt (``open``) or begin with a tag (``tagged``).
+        num_tokens: tokens in this chunk.
+        thinking: ``none`` for a model without reasoning output; else whether the reasoning is opened by the prompt
+            (``open``) or by a tag in the output (``tagged``).
         index: of the sample.
-        goes_on: other samples of the request have not ended, though this one has.
-        pieces: the tokens of `text`, where `Job.detail` asks for them.
-        step: where `Job.trace` asks for it and something was drafted.
+        goes_on: other samples of the request are unfinished, though this one has ended.
+        pieces: the tokens of `text`, if `Job.detail` is set.
+        step: the verified draft, if `Job.trace` is set and there was one.
     """
 
     text: str
@@ -158,7 +158,8 @@ class Chunk:
 
 
 class Backend(Protocol):
-    """What the HTTP front talks to: one model here (`local.py`), or groups of a cluster (`cluster/dispatcher.py`)."""
+    """Runs the requests of an HTTP server: models in this process (`local.py`) or groups of a cluster
+    (`cluster/dispatcher.py`)."""
 
     @property
     def models(self) -> Sequence[str]:
@@ -170,17 +171,17 @@ class Backend(Protocol):
 
         Raises:
             InvalidParameter: a request that cannot be run.
-            RequestRejected: it would miss its deadline, or nothing runs that could answer.
-            GroupLost: it was accepted, but every group that could have answered is gone for good.
+            RequestRejected: the request would miss its deadline, or no live group has the model.
+            GroupLost: the request was accepted, but all groups with the model have failed permanently.
         """
         ...
 
     def health(self) -> Mapping[str, Any]:
-        """``status`` (``ok``, ``degraded`` or ``down``) and whatever tells more."""
+        """``status`` (``ok``, ``degraded`` or ``down``) and further details."""
         ...
 
     def describe(self, model: str) -> Mapping[str, Any]:
-        """What is known of a model, for people and clients: ``max_model_len`` at least, ``drafter`` and the like."""
+        """Properties of a model: at least ``max_model_len``, also ``drafter`` and the like."""
         ...
 
     async def metrics(self) -> bytes:
@@ -188,12 +189,12 @@ class Backend(Protocol):
         ...
 
     async def close(self) -> None:
-        """Answer what was accepted, then end everything that was started."""
+        """Finish accepted requests, then shut down."""
         ...
 
 
 class TextBackend(Backend, Protocol):
-    """A backend with its models at hand: it runs the samples of a request together, and knows their tokens."""
+    """A backend with models in this process: it runs the samples of a request together, and has their tokenizers."""
 
     async def tokenize(self, job: Job) -> Sequence[tuple[int, bytes]]:
         """The prompt of a job: ids and what each stands for. Raises InvalidParameter as `generate`."""

@@ -1,4 +1,4 @@
-"""`LocalBackend`: models in this process, every request let in at once and batched by the engine."""
+"""`LocalBackend`: models in this process; every request goes to the engine at once, which batches them."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
@@ -9,15 +9,15 @@ from paceline.serving.model_spec import ModelSpec
 from paceline.serving.worker import OpenModel, Worker
 
 _HUNG = 300.0
-"""Seconds after which a step is taken to hang: even one that compiles kernels first is done by then."""
+"""Seconds after which a step counts as hung; even a step that compiles kernels is shorter."""
 
 
 class LocalBackend:
-    """A `TextBackend` without a cluster. Deadlines are for clusters and refused here.
+    """A `TextBackend` without a cluster. Deadlines are supported by clusters only and raise an error here.
 
     Args:
-        models: what to load.
-        open_model: loads one.
+        models: the models to load.
+        open_model: loads one model.
         more_metrics: Prometheus text besides the engines'.
     """
 

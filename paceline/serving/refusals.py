@@ -1,4 +1,4 @@
-"""What is said to clients whose request was refused or failed: a status, headers, and a body in OpenAI's shape."""
+"""Error responses: HTTP status, headers, and a body in OpenAI's format."""
 
 import math
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from paceline.errors import EngineDead, GroupLost, InvalidParameter, PacelineErr
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer that is none.
+    """An error response.
 
     Attributes:
-        status: of HTTP.
+        status: HTTP status.
         body: OpenAI's error object.
         headers: besides the usual ones.
     """
@@ -24,10 +24,10 @@ class Refusal:
 
 
 class HttpRefusal(PacelineError):
-    """A request that is refused for what HTTP knows of it: its size, type, key, host or path.
+    """A request rejected at the HTTP level: for its size, type, key, host or path.
 
     Args:
-        status: of HTTP.
+        status: HTTP status.
         problem: what is wrong and what to do.
         headers: besides the usual ones.
     """
@@ -38,7 +38,7 @@ class HttpRefusal(PacelineError):
 
 
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """OpenAI's error object. What it quotes of a request may be no valid Unicode; the answer is."""
+    """OpenAI's error object; invalid Unicode quoted from a request is replaced."""
     return {"error": {"message": _valid(message), "type": kind, "param": param and _valid(param), "code": code}}
 
 
@@ -47,7 +47,7 @@ def _valid(text: str) -> str:
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """What to say about `error`; one that is not ours says no more than that something failed."""
+    """The response for `error`; errors that are not ours are reported without details."""
     if isinstance(error, InvalidParameter):
         unknown = error.field == "model"
         body = error_body(str(error), "invalid_request_error", error.field, "model_not_found" if unknown else None)

@@ -1,6 +1,6 @@
-"""Bodies of answers as JSON, written beside the event loop and piece by piece where they are large.
+"""Render response bodies as JSON; large ones on a thread and in pieces.
 
-Python's encoder holds up every other thread until it has ended; thousands of log-probabilities would be noticed.
+Python's encoder holds the interpreter lock until it is done, which is noticeable with thousands of log-probabilities.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 _DEEP = 7
-"""Levels that are written by hand: body, choices, choice, log-probabilities, list, token, its alternatives."""
+"""Nesting levels encoded piecewise: body, choices, choice, log-probabilities, list, token, its alternatives."""
 
 
 async def response(body: Any) -> Response:
@@ -24,7 +24,7 @@ async def rendered(body: Any) -> bytes:
 
 
 def dumps(value: Any, depth: int = _DEEP) -> bytes:
-    """`value` as `json.dumps` writes it compactly, other threads getting their turns."""
+    """`value` as compact JSON, encoded in pieces so that other threads can run in between."""
     return _written(value, depth).encode()
 
 
@@ -41,5 +41,5 @@ def _plain(value: Any) -> str:
 
 
 def _is_large(body: Any) -> bool:
-    """Whether there are single tokens to tell of."""
+    """Whether the body contains per-token data."""
     return any(choice.get("logprobs") or "prompt_logprobs" in choice for choice in body.get("choices", ()))

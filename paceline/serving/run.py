@@ -1,4 +1,4 @@
-"""Run an application on a socket until it is told to stop, and let it finish what it began. Not for what it answers."""
+"""Run an ASGI application on a socket, with a graceful shutdown."""
 
 import asyncio
 import gc
@@ -18,17 +18,17 @@ _T = TypeVar("_T")
 _AFTER_DRAIN = 5
 """Seconds for connections to close once every answer has ended."""
 _HEAD_SECONDS = 60.0
-"""What a client may take to send the head of a request."""
+"""Timeout in seconds for receiving the head of a request."""
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """The quickest event loop there is: uvloop's where it is installed, else Python's own."""
+    """An event loop: uvloop's where it is installed, else asyncio's."""
     factory = uvicorn.Config("", log_config=None).get_loop_factory()
     return asyncio.new_event_loop() if factory is None else factory()
 
 
 def run(main: Coroutine[Any, Any, _T]) -> _T:
-    """Run `main` to its end on a `new_loop`; what it returns."""
+    """Run `main` on a `new_loop` and return its result."""
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(main)
 
@@ -54,13 +54,13 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def settle_memory() -> None:
-    """Tell Python's collector that what there is now stays: it would go through all of it again while it serves."""
+    """Freeze the garbage collector's current objects, so that collections while serving do not traverse them."""
     gc.collect()
     gc.freeze()
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's, which would wait for ever for a head that never ends."""
+    """uvicorn's protocol with a timeout for the head of a request."""
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -80,7 +80,7 @@ class _Protocol(H11Protocol):
         self._unwatch()
 
     def _watch(self) -> None:
-        """A head that has begun, or that nobody has begun yet, has its time; one that is whole needs none."""
+        """Start the timeout while a head is awaited or incomplete; cancel it once the head is complete."""
         if self.conn.their_state is not h11.IDLE:
             self._unwatch()
         elif self._timer is None:
@@ -93,13 +93,13 @@ class _Protocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Drains at the first signal: no request comes in any more, those inside go on; a second one ends them.
+    """Drains at the first signal: new requests are rejected and open ones continue; a second signal ends them.
 
     Args:
         app: the application.
-        gate: its gate.
-        drain_seconds: how long answers may go on.
-        on_start: called when it listens.
+        gate: its admission gate.
+        drain_seconds: how long open requests may continue.
+        on_start: called when the server listens.
     """
 
     def __init__(self, app: Any, gate: Gate, drain_seconds: float, on_start: Callable[[], None]) -> None:

@@ -13,19 +13,19 @@ class Settings:
     """Limits and habits of one server.
 
     Attributes:
-        max_body_bytes: largest body of a request, 413 beyond.
-        max_queue: requests that may wait besides `max_running`; 429 beyond.
+        max_body_bytes: largest request body; larger ones get 413.
+        max_queue: requests that may wait besides `max_running`; further ones get 429.
         max_running: requests that run at once.
         request_timeout: seconds after which an answer ends with the tokens it has; None for never.
-        ping_seconds: a stream that has had nothing to say for so long sends a comment, so that nobody hangs up.
-        stream_interval: tokens of each event of a stream; 1 sends what is ready, more do not show how many of them were
-            drafted.
-        drain_seconds: how long answers may go on after SIGTERM.
-        api_keys: whoever knows one may ask; none means everybody.
-        allowed_hosts: values of the Host header that are answered, at any port where they name none; empty means all.
-        allowed_origins: web pages of these origins may ask; by default none but the server's own.
+        ping_seconds: a stream that is silent for this long sends a comment, so that connections stay open.
+        stream_interval: tokens per event of a stream. 1 sends tokens as they come; larger values hide from observers of
+            the traffic how many tokens were drafted.
+        drain_seconds: how long answers may continue after SIGTERM.
+        api_keys: accepted keys; empty means no key is needed.
+        allowed_hosts: accepted values of the Host header, at any port if they have none; empty means all.
+        allowed_origins: web origins that may send requests; by default only the server's own.
         metrics_prefix: of the names in /metrics.
-        spec_decode_metrics: answers tell acceptance in vLLM's shape without being asked.
+        spec_decode_metrics: responses always contain acceptance statistics in vLLM's format.
         shared_cache: requests of different API keys may share cached prompts and remembered texts.
         page: serve the playground at ``/``.
     """
@@ -59,17 +59,17 @@ class Settings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens at `host`."""
+    """Whether `host` is a loopback address, reachable from this machine only."""
     return host in _LOOPBACK or host.startswith("127.")
 
 
 def local_names(host: str) -> tuple[str, ...]:
-    """Names that a server on loopback answers to: others come from renamed web pages (DNS rebinding)."""
+    """Accepted host names of a server on loopback; others would allow DNS rebinding by web pages."""
     return tuple(sorted({*_LOOPBACK[:2], "[::1]", host}))
 
 
 def check_exposure(host: str, api_keys: tuple[str, ...], insecure: bool) -> None:
-    """Refuse to listen to other machines without a key. Raises InvalidParameter."""
+    """Raise InvalidParameter for a server that is reachable from other machines without an API key."""
     if not is_loopback(host) and not api_keys and not insecure:
         problem = f"{host} is reached from other machines and no API key is asked for"
         raise InvalidParameter("host", problem, "give --api-key or --api-key-file, or say --insecure")

@@ -1,6 +1,6 @@
-"""From a backend's chunks to what goes over the wire: several jobs at once, clients that leave, events and pings.
+"""Streaming: from a backend's chunks to server-sent events, with several jobs, disconnecting clients and pings.
 
-Not for bodies (`answers.py`) or statuses (`refusals.py`).
+Not for bodies (`answers.py`) or error responses (`refusals.py`).
 """
 
 import asyncio
@@ -26,18 +26,18 @@ from paceline.serving.rendering import rendered
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 Chunks = AsyncGenerator[tuple[int, Chunk], None]
-"""(number of the prompt, a chunk of its answer)."""
+"""(index of the prompt, a chunk of its answer)."""
 
 PING = ": ping\n\n"
-"""A comment, which every reader of server-sent events passes over."""
+"""A comment, which clients of server-sent events ignore."""
 DONE = "data: [DONE]\n\n"
 _PATIENCE = 60.0
-"""Seconds that a client may take to read what it was sent; then it counts as gone."""
+"""Seconds without reading after which a client counts as disconnected."""
 _SHUT = "the server was shut down before the answer was whole"
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer."""
+    """The client has disconnected."""
 
 
 async def run(backend: Backend, jobs: Sequence[Job], num_samples: int) -> Chunks:
@@ -66,7 +66,7 @@ async def run(backend: Backend, jobs: Sequence[Job], num_samples: int) -> Chunks
 
 
 async def _feed(backend: Backend, job: Job, number: int, num_samples: int, queue: asyncio.Queue[Any]) -> None:
-    """Put the chunks of one job into the queue, None after them, or what went wrong."""
+    """Put the chunks of one job into the queue, followed by None or by the error."""
     place, index = divmod(number, num_samples)
     try:
         async with aclosing(backend.generate(job)) as chunks:
@@ -120,7 +120,7 @@ async def _told(answer: Answer, item: tuple[int, Chunk], always: bool) -> dict[s
 async def events(told: AsyncGenerator[dict[str, Any] | str, None], answer: Answer) -> AsyncGenerator[str, None]:
     """`bodies` of `answer` as server-sent events, with ``[DONE]`` at the end of a stream that ended well.
 
-    What comes once all samples have ended comes in one piece: every piece is a packet that somebody is woken for.
+    Everything after the end of all samples is sent as one piece, to save packets and wake-ups.
     """
     last = ""
     async with aclosing(told):
@@ -143,17 +143,17 @@ async def events(told: AsyncGenerator[dict[str, Any] | str, None], answer: Answe
 
 
 class EventStream(Response):
-    """A stream of server-sent events, pinged where it is silent; its end closes `told`, however it comes.
+    """A stream of server-sent events with pings while it is silent; `told` is closed at its end in any case.
 
-    No task or timer is made per event: what watches over the stream sleeps beside it. A client that stops reading is
-    left after a minute, so that it cannot keep a place for ever.
+    One watcher task runs per stream, none per event. A client that stops reading is disconnected after a minute, so
+    that it cannot hold its slot for ever.
 
     Args:
         told: the events.
         gate: of the server; when it is shut, the stream ends with an error.
         ping: seconds of silence after which a comment is sent.
-        problem: (an error's body) to the event that tells of it.
-        stack: is closed after it.
+        problem: from an error's body to its event.
+        stack: closed after the stream.
     """
 
     media_type = "text/event-stream"
@@ -195,7 +195,7 @@ class EventStream(Response):
             await self._stack.aclose()
 
     async def _write(self, send: Any) -> None:
-        """Send the whole stream. One whose client has gone ends quietly."""
+        """Send the whole stream; ends silently when the client has disconnected."""
         self._is_sending = True
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -214,7 +214,7 @@ async def _send(send: Any, text: str, more: bool = True) -> None:
 
 
 async def gather(chunks: Chunks, gate: Gate) -> list[tuple[int, Chunk]]:
-    """All chunks. Raises RequestRejected when the server goes down."""
+    """All chunks. Raises RequestRejected when the server shuts down."""
     reading = asyncio.ensure_future(_all(chunks))
     shut = asyncio.ensure_future(gate.shut.wait())
     try:
@@ -232,10 +232,10 @@ async def _all(chunks: Chunks) -> list[tuple[int, Chunk]]:
 
 
 async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
-    """What `work` returns; when the client goes away first, `work` is cancelled.
+    """The result of `work`; when the client disconnects first, `work` is cancelled.
 
     Raises:
-        ClientGone: it did.
+        ClientGone: the client disconnected.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request.receive))
@@ -255,7 +255,7 @@ def event(body: Any) -> str:
 
 
 async def _cancelled(task: "asyncio.Future[Any]") -> None:
-    """End a task that nobody reads any more, and wait until it has."""
+    """Cancel a task and wait until it has ended."""
     if not task.done():
         task.cancel()
         await asyncio.wait({task})
@@ -264,6 +264,6 @@ async def _cancelled(task: "asyncio.Future[Any]") -> None:
 
 
 async def _gone(receive: Any) -> None:
-    """Returns when the client has left."""
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,1 +1,1 @@
-"""Many models on a cluster: a plan's groups, who takes which request, and what becomes of a group that dies."""
+"""Serving many models on a cluster: the groups of a plan, dispatch of requests, and recovery from failed groups."""

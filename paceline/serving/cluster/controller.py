@@ -1,9 +1,9 @@
-"""`Controller`: which group takes a request, which requests are turned away, and what becomes of a dead group's.
+"""`Controller`: dispatch and admission control: chooses a group for each request, and rejects late ones.
 
-The rules that the simulators play (Li et al. 2023, AlpaServe, section 5): the shortest queue, first come first served,
-and nobody is let in who would come out too late. Where engines run many requests at once (`token_queue.py`) the
-shortest queue is the one with the earliest end, and nobody is let in who would make another late either. Pure
-bookkeeping: the clock is passed in, and what runs where is carried out by `dispatcher.py`.
+The rules are those of the simulators (Li et al. 2023, AlpaServe, section 5): shortest queue, first come first served,
+and rejection of requests that would miss their deadline. Where engines run many requests at once (`token_queue.py`),
+the shortest queue is the one that finishes first, and requests that would make others late are rejected too. Pure
+bookkeeping: the clock is passed in, and `dispatcher.py` runs the requests.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from paceline.placement.tokens.lengths import PRIOR_TOKENS, Lengths
 from paceline.serving.cluster.ticket import INFINITE, Slo, Standing, Ticket
 
 MAX_WAITING = 1024
-"""Requests that may wait at a group."""
+"""Largest number of waiting requests per group."""
 
 
 class Health(StrEnum):
@@ -34,49 +34,49 @@ class Queue(Protocol):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """What the group holds."""
+        """The models that the group holds."""
         ...
 
     @property
     def num_running(self) -> int:
-        """Requests that have their turn."""
+        """Number of running requests."""
         ...
 
     def rank(self, ticket: Ticket, now: float) -> tuple[float, ...]:
-        """Smaller is better."""
+        """Sort key of this queue for a request; smaller is better."""
         ...
 
     def standing(self, ticket: Ticket, now: float) -> Standing:
-        """What would become of a request that joins now."""
+        """Predicted completion of a request that joins now, and its effect on others."""
         ...
 
     def add(self, ticket: Ticket, now: float) -> None:
-        """Enter a request."""
+        """Append a request."""
         ...
 
     def start(self, now: float) -> list[Ticket]:
-        """Requests whose turn it is."""
+        """Requests to start now."""
         ...
 
     def finish(self, request_id: str, now: float, num_tokens: int | None = None) -> Ticket:
-        """A request was answered."""
+        """Remove and return an answered request."""
         ...
 
     def remove(self, request_id: str) -> Ticket:
-        """Forget a request."""
+        """Remove and return a request."""
         ...
 
     def clear(self) -> list[Ticket]:
-        """All requests in order, forgotten."""
+        """Remove and return all requests, in order."""
         ...
 
     def open_at(self, seconds: float) -> None:
-        """Nothing starts before that time: the group is being started again."""
+        """Start nothing before time `seconds`, because the group is restarting."""
         ...
 
 
 class Moves(NamedTuple):
-    """What a group's death did to its requests: (request, its new group) each, and those that nobody can take."""
+    """Where the requests of a failed group go: (request, new group) each, and those that no group can take."""
 
     moved: list[tuple[Ticket, int]]
     lost: list[Ticket]
@@ -87,9 +87,10 @@ class Controller:
 
     Args:
         queues: one per group, in the plan's order, which decides ties.
-        slos: for each model, seconds from arrival to answer, or all its promises; infinite for none.
-        lengths: tokens that answers of a model are expected to have at first.
-        max_waiting: requests that may wait at a group; more are turned away.
+        slos: for each model, its latency objective in seconds from arrival to answer, or all its objectives; infinite
+            for none.
+        lengths: prior of each model's answer length, in tokens.
+        max_waiting: largest number of waiting requests per group; more are rejected.
     """
 
     def __init__(
@@ -127,22 +128,22 @@ class Controller:
         max_tokens: float = INFINITE,
         is_length_known: bool = False,
     ) -> int:
-        """Accept a request, or turn it away.
+        """Accept or reject a request.
 
         Args:
-            slo: seconds; None takes the model's own.
-            size: its work over that of the profiled request, where requests are one pass each.
-            prompt_tokens: of its prompt, perhaps an estimate.
-            max_tokens: that its answer may have.
-            is_length_known: it will have just so many.
+            slo: latency objective in seconds; None takes the model's own.
+            size: its work relative to the profiled request, where requests are one pass each.
+            prompt_tokens: length of its prompt, possibly estimated.
+            max_tokens: largest length of its answer.
+            is_length_known: whether the answer will have exactly `max_tokens` tokens.
 
         Returns:
             The group that will answer.
 
         Raises:
             InvalidParameter: an unknown model, a repeated id, or a deadline or size that is not above 0.
-            RequestRejected: it would come too late or make others late, too many wait, or no group that holds the
-                model is alive.
+            RequestRejected: it would miss its deadline or make others miss theirs, too many requests wait, or no live
+                group holds the model.
         """
         self._check(request_id, model, slo, size)
         promised = self._slos[model]
@@ -170,11 +171,11 @@ class Controller:
         return RequestRejected(problem, seconds_late)
 
     def start(self, group: int, now: float) -> list[Ticket]:
-        """Requests whose turn it is at `group`; the caller runs them."""
+        """Requests to start now at `group`; the caller runs them."""
         return self.queues[group].start(now) if self.health[group] is Health.READY else []
 
     def finish(self, request_id: str, now: float, num_tokens: int | None = None) -> None:
-        """An answer is complete, with `num_tokens` tokens where somebody counted."""
+        """Record that an answer is complete, with `num_tokens` tokens if known."""
         ticket = self.queues[self._group_of.pop(request_id)].finish(request_id, now, num_tokens)
         if num_tokens:
             self.lengths[ticket.model].learn(num_tokens)
@@ -182,17 +183,17 @@ class Controller:
         self.counts["late"] += now > ticket.deadline
 
     def cancel(self, request_id: str) -> None:
-        """Whoever asked is gone, or the request failed by its own fault."""
+        """Remove a request whose client has gone, or that failed by its own fault."""
         self.queues[self._group_of.pop(request_id)].remove(request_id)
         self.counts["cancelled"] += 1
 
     def group_died(self, group: int, now: float, back_at: float | None) -> Moves:
-        """A group is gone; its requests go to the shortest queues among the others, or wait for its return.
+        """Move the requests of a failed group to the shortest queues of other groups, or let them wait for its return.
 
-        None of them is turned away for its deadline: what was accepted is answered, if late.
+        None of them is rejected for its deadline: accepted requests are answered, if late.
 
         Args:
-            back_at: when it should run again; None when it is given up.
+            back_at: expected time at which the group runs again; None if it will not be restarted.
         """
         self.health[group] = Health.LOST if back_at is None else Health.RESTARTING
         tickets = self.queues[group].clear()
@@ -205,7 +206,7 @@ class Controller:
         return moves
 
     def group_ready(self, group: int, now: float) -> None:
-        """A group runs again."""
+        """Record that a group runs again."""
         self.health[group] = Health.READY
         self.queues[group].open_at(now)
 
@@ -224,7 +225,7 @@ class Controller:
         self._group_of[ticket.request_id] = group
 
     def _shortest_queue(self, ticket: Ticket, now: float) -> int | None:
-        """The group with the smallest rank, the lowest on ties; those that run go before those that will."""
+        """The group with the smallest rank, the lowest number on ties; running groups before restarting ones."""
         for state in (Health.READY, Health.RESTARTING):
             holding = [
                 g for g, queue in enumerate(self.queues) if self.health[g] is state and ticket.model in queue.models

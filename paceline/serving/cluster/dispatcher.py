@@ -1,9 +1,9 @@
-"""`Dispatcher`: runs requests at their groups as the controller says, checks the groups, and restarts those that died.
+"""`Dispatcher`: runs requests at the groups that the controller chose, monitors the groups, and restarts failed ones.
 
-A request that is run again gives the same text, because its draws depend only on its seed and positions; so a stream
-goes on after the last piece its client has seen (`flight.py`). A request during which a group died is a suspect and
-runs again only while no other suspect does, so that one which kills its groups is found out and ends. Groups are
-anything that answers as `group.GroupHandle` does; Ray's are in `ray_groups.py`.
+A retried request gives the same text, because its draws depend only on its seed and positions; so a stream continues
+after the last piece that its client received (`flight.py`). A request that was running when a group failed is a suspect
+and is retried only while no other suspect runs, so that a request that crashes its groups is identified and ended.
+Groups implement `group.GroupHandle`; those on Ray are in `ray_groups.py`.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ class Dispatcher:
     """A `Backend` over groups.
 
     Args:
-        plan: models, groups and what is known of their speed.
+        plan: models, groups and their known costs.
         groups: one handle per group of the plan.
-        supervision: how often they are checked, and how often started again.
-        events: where what happens is written.
+        supervision: how groups are checked and restarted.
+        events: log of events.
         clock: seconds.
     """
 
@@ -64,10 +64,11 @@ class Dispatcher:
         return [model.name for model in self.plan.held]
 
     async def start(self) -> None:
-        """Start all groups and their supervision. The first goes ahead: what it converts and compiles, the others find.
+        """Start all groups and their supervision. The first one starts alone, so that the others find its converted
+        weights and compiled kernels.
 
         Raises:
-            PacelineError: a group cannot start, e.g. a model that is not found; all are ended again.
+            PacelineError: a group cannot start, e.g. because a model is not found; all groups are ended then.
         """
         warm_up()
         try:
@@ -81,10 +82,10 @@ class Dispatcher:
             self._spawn(self._supervise(group))
 
     def expect(self, plan: ClusterPlan) -> None:
-        """Go by the service times and deadlines of `plan` from now on; its groups must be the same.
+        """Use the service times and deadlines of `plan` from now on; its groups must be the same.
 
         Raises:
-            InvalidParameter: other groups, requests are under way, or a group does not run.
+            InvalidParameter: the groups differ, requests are in flight, or a group does not run.
         """
         if plan.placement != self.plan.placement:
             raise InvalidParameter("groups", "differ from those that run", "start another cluster for them")
@@ -114,7 +115,8 @@ class Dispatcher:
             self._leave(flight)
 
     def health(self) -> Mapping[str, Any]:
-        """State, models and queue of every group; ``degraded`` when one is not ready, ``down`` when a model is gone."""
+        """State, models and queue of every group; ``degraded`` if one is not ready, ``down`` if a model is
+        unavailable."""
         states = self.controller.health
         groups = [
             {"state": str(state), "models": list(queue.models), "queue": len(queue), "restarts": life.restarts}
@@ -127,11 +129,11 @@ class Dispatcher:
         return {"status": status, "groups": groups, "requests": dict(self.controller.counts)}
 
     def describe(self, model: str) -> Mapping[str, Any]:
-        """See `Backend.describe`; the least of all groups that hold the model."""
+        """See `Backend.describe`; limits are the minimum over the groups that hold the model."""
         return {"max_model_len": self._max_model_lens.get(model)}
 
     async def metrics(self) -> bytes:
-        """The controller's figures, and those of all engines that answer, each with its group."""
+        """Metrics of the controller and of all engines that respond, labelled by group."""
         texts = await asyncio.gather(*(self._metrics_of(group) for group in range(len(self.groups))))
         return controller_text(self.controller) + merged_text(texts)
 
@@ -146,9 +148,9 @@ class Dispatcher:
             return b""
 
     async def close(self, timeout: float = 30.0) -> None:
-        """Take nothing more, answer what was accepted for up to `timeout` seconds, then end all groups.
+        """Stop accepting, finish accepted requests for up to `timeout` seconds, then end all groups.
 
-        A group that dies meanwhile is not started again; its requests go to others.
+        A group that fails meanwhile is not restarted; its requests move to others.
         """
         self._is_closing = True
         self.events.record("draining", open_requests=self.controller.num_open)
@@ -175,7 +177,7 @@ class Dispatcher:
         )  # fmt: skip
 
     async def _fly(self, flight: Flight) -> None:
-        """Bring a request to its end, at as many groups as it takes."""
+        """Run a request to its end, with retries at other groups."""
         while True:
             turn = await flight.turn
             try:
@@ -197,7 +199,7 @@ class Dispatcher:
         return flight.turn.done() and flight.turn.result() == turn and self._lives[turn.group].number == turn.life
 
     async def _run(self, flight: Flight, group: int) -> None:
-        """One attempt; what the client has seen of an earlier one is not repeated."""
+        """One attempt; output that the client already has from an earlier attempt is not repeated."""
         splice = flight.splice()
         async with aclosing(self.groups[group].generate(flight.job)) as chunks:
             async for chunk in chunks:
@@ -210,7 +212,7 @@ class Dispatcher:
         raise WorkerDied(f"group {group} ended an answer without a reason")
 
     def _complete(self, flight: Flight, last: Chunk) -> None:
-        """An answer is whole."""
+        """Finish a request whose answer is complete."""
         request_id = flight.job.request_id
         group = self.controller.group_of(request_id)
         self._prompts.learn(flight.job, last.num_prompt_tokens)
@@ -220,7 +222,7 @@ class Dispatcher:
         self._give_turns(group)
 
     def _fail(self, flight: Flight, error: Exception) -> None:
-        """A request ends by its own fault."""
+        """End a request with its own error."""
         request_id = flight.job.request_id
         if self._flights.pop(request_id, None) is not None:
             group = self.controller.group_of(request_id)
@@ -229,7 +231,7 @@ class Dispatcher:
         flight.chunks.put_nowait(error)
 
     def _leave(self, flight: Flight) -> None:
-        """Nobody listens any more: end a request that has not ended."""
+        """Abort a request whose client has gone, if it has not ended."""
         job = flight.job
         if self._flights.pop(job.request_id, None) is None:
             return
@@ -265,9 +267,9 @@ class Dispatcher:
                 self._handle_death(turn, str(error))
 
     def _handle_death(self, died: Turn, reason: str) -> None:
-        """A group died in one of its lives: its requests move, and it is started again unless it died too often.
+        """Handle a failed group: move its requests, and restart it unless it failed too often.
 
-        Reports of a death that is known already are passed over.
+        Reports about an earlier incarnation of the group are ignored.
         """
         group, state, now = died.group, self._lives[died.group], self._clock()
         if state.number != died.life or self._is_over:
@@ -287,7 +289,7 @@ class Dispatcher:
             self._spawn(self._restart(group, wait))
 
     def _blame(self, died: Turn) -> None:
-        """Whatever ran there is a suspect from now on; what was running at too many deaths is ended as their cause."""
+        """Mark the requests that ran there as suspects, and end those that ran during too many failures."""
         for flight in list(self._flights.values()):
             if not (flight.turn.done() and flight.turn.result() == died):
                 continue
@@ -348,7 +350,7 @@ class Dispatcher:
         self.events.record("group_ready", group=group, models=names, seconds=round(life.load_seconds, 3))
 
     async def _ask_for_profiles(self) -> None:
-        """Let engines say what their passes cost, where the plan does not."""
+        """Ask engines for their pass costs, where the plan does not give them."""
         if self.plan.stage_seconds is not None or self.plan.pass_profiles is not None:
             return
         if any(getattr(group, "pass_profiles", None) for group in self.groups):
@@ -357,7 +359,7 @@ class Dispatcher:
             self.controller = _controller(self.plan)
 
     async def _kill(self, group: int) -> None:
-        """End what there is of a group. One that cannot be ended is no reason not to start another."""
+        """End a group's processes; errors are ignored, so that a replacement can start."""
         try:
             async with asyncio.timeout(self._supervision.timeout):
                 await self.groups[group].kill()

@@ -1,4 +1,4 @@
-"""`EventLog`: what happened to a cluster, one JSON object per line, for people and for scripts."""
+"""`EventLog`: log of a cluster's events, one JSON object per line."""
 
 import json
 import time
@@ -25,7 +25,7 @@ class EventLog:
         return iter(tuple(self._kept))
 
     def record(self, event: str, **facts: Any) -> None:
-        """Note that `event` happened now."""
+        """Log `event` with the current time."""
         entry = {"time": round(self._clock(), 3), "event": event, **facts}
         self._kept.append(entry)
         if self._stream is not None:

@@ -1,9 +1,8 @@
 """A plan for other runtimes: vLLM commands, Ray Serve LLM, Kubernetes, Docker Compose.
 
-vLLM and Ray Serve LLM get an engine for every model of a group, which drafts as the plan says where vLLM can
-(`vllm_speculation.py`); they choose among replicas their own way. Kubernetes
-and Compose get one `paceline serve --cluster` per group, with the group's part of the plan. Not for running a plan
-(`dispatcher.py`).
+vLLM and Ray Serve LLM get an engine for every model of a group, with the plan's speculative decoding where vLLM
+supports it (`vllm_speculation.py`); they balance load among replicas by their own rules. Kubernetes and Compose get one
+`paceline serve --cluster` per group, with the group's part of the plan. Not for running a plan (`dispatcher.py`).
 """
 
 import json
@@ -23,7 +22,7 @@ from paceline.serving.model_spec import ModelSpec
 
 FIRST_PORT = 8000
 MEMORY_SHARE = 0.9
-"""Of a device's memory, for the engines of a group together, where the plan does not say bytes."""
+"""Fraction of a device's memory for all engines of a group, where the plan does not give bytes."""
 PIPELINED = (
     "vLLM's documentation (0.14) says that speculation does not go with pipelines; try this before you rely on it"
 )
@@ -33,9 +32,9 @@ _SHARED = {
     "max_model_len": "--max-model-len",
     "kv_cache_memory_bytes": "--kv-cache-memory-bytes",
 }
-"""Our engine's options that vLLM has too."""
+"""Options of `EngineConfig` that vLLM has too."""
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
-"""Ours that vLLM has too."""
+"""Our dtypes that vLLM has too."""
 
 
 def export(
@@ -44,12 +43,12 @@ def export(
     """The text of a file for `target`, one of `TARGETS`.
 
     Args:
-        image: with `paceline` and its extra ``cluster``, for Kubernetes and Compose.
-        resource: what Kubernetes calls a device; ``cpu`` for processors.
-        devices_per_node: groups of vLLM commands lie within a node.
+        image: container image with `paceline` and its extra ``cluster``, for Kubernetes and Compose.
+        resource: Kubernetes' resource name of a device; ``cpu`` for processors.
+        devices_per_node: for vLLM commands, whose groups must fit into a node.
 
     Raises:
-        InvalidParameter: an unknown target, or a plan that it cannot express.
+        InvalidParameter: an unknown target, or a plan that the target cannot express.
     """
     if target not in TARGETS:
         raise InvalidParameter("to", f"{target!r}", f"use one of {', '.join(TARGETS)}")
@@ -57,7 +56,7 @@ def export(
 
 
 def remarks(plan: ClusterPlan, target: str) -> list[str]:
-    """In words: models whose weights the plan does not name, those that no group holds, and options that are lost."""
+    """Warnings: models without weights in the plan, models that no group holds, and options that are lost."""
     ours = BUILTIN_MODELS if target in ("kubernetes", "compose") else ()
     told = []
     for index, spec in enumerate(plan.models):
@@ -71,7 +70,7 @@ def remarks(plan: ClusterPlan, target: str) -> list[str]:
 
 
 def _not_in_vllm(spec: ModelSpec) -> list[str]:
-    """Options of its engine that have no flag there."""
+    """Names of a model's engine options that vLLM lacks."""
     return [
         f"{option}={value}"
         for option, value in spec.engine.items()
@@ -80,7 +79,8 @@ def _not_in_vllm(spec: ModelSpec) -> list[str]:
 
 
 def _vllm(plan: ClusterPlan, image: str, resource: str, devices_per_node: int) -> str:
-    """A shell script; engines of one group share its devices. For several nodes it is run on each, with its name."""
+    """A shell script in which engines of one group share its devices. With several nodes, run it on each node with the
+    node's name."""
     port, rooms, nodes = FIRST_PORT, dict[str, list[int]](), dict[str, list[str]]()
     for index, group in enumerate(plan.placement.groups):
         split = group.parallel
@@ -103,7 +103,7 @@ _SCRIPT = ("#!/bin/sh", "# One engine per model and group. Put a router in front
 
 
 def _by_node(nodes: dict[str, list[str]]) -> list[str]:
-    """Lines of a script that starts the engines of the node that it is told; of the only one without being told."""
+    """Lines of a script that starts the engines of the node named by its argument, or of the only node."""
     if len(nodes) == 1:
         return [*next(iter(nodes.values())), ""]
     names = ", ".join(nodes)
@@ -114,7 +114,7 @@ def _by_node(nodes: dict[str, list[str]]) -> list[str]:
 
 
 def _room(nodes: list[int], count: int, devices_per_node: int, index: int) -> tuple[int, int]:
-    """Node and first device of a group: the first node with room; `nodes` holds devices taken, and grows."""
+    """(node, first device) of a group: the first node with enough free devices. `nodes`, devices in use, is updated."""
     if count > devices_per_node:
         problem = f"{devices_per_node}, group {index} has {count}"
         raise InvalidParameter("devices_per_node", problem, "raise it, or export for ray-serve")
@@ -198,7 +198,7 @@ def _kubernetes(plan: ClusterPlan, image: str, resource: str, devices_per_node: 
 
 
 def _serve(plan: str, keys: str, group: Group, resource: str) -> list[str]:
-    """Arguments of a container that serves `group` on its devices: a processor's limit does not show inside it."""
+    """Arguments of a container that serves `group`; they state its CPUs, since a CPU limit is not visible inside."""
     on = ["--num-cpus", str(group.parallel.num_devices)] if resource == "cpu" else ["--device", "cuda"]
     return ["serve", "--cluster", plan, "--host", "0.0.0.0", "--api-key-file", keys, *on]
 
@@ -241,7 +241,7 @@ def _stateful_set(name: str, labels: dict[str, str], group: Group, image: str, r
 
 
 def _compose(plan: ClusterPlan, image: str, resource: str, devices_per_node: int) -> str:
-    """A service per group, each with its part of the plan and devices of its own, which one machine has."""
+    """A Compose service per group, with its part of the plan and its own devices, all on one machine."""
     if typed := next((group.parallel.device for group in plan.placement.groups if group.parallel.device), ""):
         problem = f"of type {typed!r} are planned for, those of one machine are alike"
         raise InvalidParameter("devices", problem, "export for kubernetes or ray-serve")
@@ -271,7 +271,7 @@ def _compose(plan: ClusterPlan, image: str, resource: str, devices_per_node: int
 
 
 def part_of(plan: ClusterPlan, index: int) -> dict[str, Any]:
-    """The plan file of one group alone, its models numbered from 0."""
+    """The content of a plan file with only one group, its models numbered from 0."""
     group = plan.placement.groups[index]
     held = plan.held_by(index)
     values: dict[str, Any] = {
@@ -305,7 +305,7 @@ def _yaml(values: Any) -> str:
 
 
 class _Plain(yaml.SafeDumper):
-    """Says what occurs twice twice, without anchors."""
+    """A YAML dumper without anchors and aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -1,6 +1,6 @@
-"""`Flight`: an accepted request on its way, what its client has seen of it, and how it goes on at another group.
+"""`Flight`: an accepted request in progress, with the output that its client has received, for resuming elsewhere.
 
-Not for deciding where it goes (`controller.py`) or when (`dispatcher.py`).
+Not for choosing its group (`controller.py`) or its start (`dispatcher.py`).
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from paceline.serving.job import Chunk, Job, Piece
 
 
 class Turn(NamedTuple):
-    """Where a request runs: the group, and in which of its lives; a report of an earlier one's death is stale."""
+    """Where a request runs: the group and its incarnation; a failure report for an earlier incarnation is stale."""
 
     group: int
     life: int
@@ -20,7 +20,7 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True)
 class _Sample:
-    """What the client has of one sample: its text and tokens."""
+    """Text and tokens of one sample that the client has received."""
 
     text: str = ""
     pieces: list[Piece] = field(default_factory=list)
@@ -31,10 +31,10 @@ class Flight:
     """An accepted request.
 
     Attributes:
-        turn: done once it may run.
-        chunks: what its client reads next.
-        deaths: of groups, while it ran there. One makes it a suspect, too many end it.
-        killed: those groups.
+        turn: future, done when the request may run.
+        chunks: queue that its client reads.
+        deaths: number of groups that failed while it ran there. One makes it a suspect, too many end it.
+        killed: these groups.
     """
 
     job: Job
@@ -46,27 +46,27 @@ class Flight:
     _seen: dict[int, _Sample] = field(default_factory=dict)
 
     def splice(self) -> "Splice":
-        """For a new attempt: what passes on only what the client has not seen."""
+        """A filter for a new attempt, which passes on only output that the client has not received."""
         return Splice(self._seen)
 
 
 class Splice:
-    """One attempt's chunks against what the client has seen of earlier ones.
+    """Compares one attempt's chunks with the output that the client received from earlier ones.
 
     Args:
-        seen: by sample; grows with what is passed on.
+        seen: by sample; extended by what is passed on.
     """
 
     def __init__(self, seen: dict[int, _Sample]) -> None:
         self._seen = seen
         self._at: dict[int, list[int]] = {}
-        """Characters and pieces of this attempt so far, by sample."""
+        """[characters, pieces] of this attempt so far, by sample."""
 
     def rest_of(self, chunk: Chunk) -> Chunk:
-        """`chunk` without what the client has.
+        """`chunk` without the part that the client already has.
 
         Raises:
-            GroupLost: it says other tokens than the client has seen, so that the two halves would not be one answer.
+            GroupLost: its tokens differ from those that the client has received.
         """
         sample, at = self._seen.setdefault(chunk.index, _Sample()), self._at.setdefault(chunk.index, [0, 0])
         old_text = sample.text[at[0] : at[0] + len(chunk.text)]

@@ -1,4 +1,4 @@
-"""A group seen from outside: what can be asked of it, how it is supervised, and how often it may be restarted."""
+"""`GroupHandle`: the interface of a group; and its supervision: health checks and restarts."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -9,10 +9,11 @@ from paceline.serving.job import Chunk, Job
 
 
 class GroupHandle(Protocol):
-    """A group seen from outside. Every method but `kill` raises WorkerDied when the group is gone.
+    """Interface of a group. Every method but `kill` raises WorkerDied when the group has failed.
 
-    It may also have ``pass_profiles()``, a `TokenProfile` by model, ``max_model_lens()``, tokens of the longest request
-    by model, and ``metrics()``, Prometheus text.
+    Optional methods: ``pass_profiles()``, a `TokenProfile` by model; ``max_model_lens()``, tokens of the longest
+        request
+    by model; ``metrics()``, Prometheus text.
     """
 
     async def start(self) -> None:
@@ -20,7 +21,7 @@ class GroupHandle(Protocol):
         ...
 
     def generate(self, job: Job) -> AsyncGenerator[Chunk, None]:
-        """The answer in pieces, in one piece unless the job asks for a stream."""
+        """Yield the answer in chunks; a single chunk unless the job asks for a stream."""
         ...
 
     async def abort(self, job: Job) -> None:
@@ -28,11 +29,11 @@ class GroupHandle(Protocol):
         ...
 
     async def check(self) -> None:
-        """Return when all is well."""
+        """Return if the group is healthy."""
         ...
 
     async def kill(self) -> None:
-        """End the group's processes now; nothing happens when they are gone."""
+        """End the group's processes now; does nothing when there are none."""
         ...
 
 
@@ -42,12 +43,13 @@ class Supervision:
 
     Attributes:
         heartbeat: seconds between checks.
-        timeout: seconds that a check may take; then the group counts as dead.
-        max_restarts: restarts in a row without `stable_seconds` of life in between; then a group is given up.
-        backoff: seconds before the first restart, doubled for each that follows in a row.
-        stable_seconds: of life, after which restarts count from 0 again.
-        start_timeout: seconds that a start may take; then it has failed.
-        max_deaths: of groups while they ran one request; then the request is ended as their cause.
+        timeout: of a check in seconds; after it the group counts as failed.
+        max_restarts: consecutive restarts without `stable_seconds` of running in between; after that a group is not
+            restarted any more.
+        backoff: seconds before the first restart, doubled for each consecutive one.
+        stable_seconds: running time after which the count of restarts is reset.
+        start_timeout: of a start in seconds; after it the start has failed.
+        max_deaths: group failures while one request ran; after that the request is ended as their cause.
     """
 
     heartbeat: float = 1.0
@@ -69,13 +71,13 @@ class Supervision:
 
 @dataclass(slots=True)
 class Life:
-    """Of one group.
+    """State of one group's supervision.
 
     Attributes:
-        number: counts deaths; tells a stale report of one from a new one.
-        since: when it was last ready, seconds.
-        restarts: in a row.
-        load_seconds: that its last start took.
+        number: number of failures so far; identifies the incarnation, so that stale reports can be ignored.
+        since: time in seconds at which it was last ready.
+        restarts: consecutive restarts.
+        load_seconds: duration of its last start.
     """
 
     number: int = 0
@@ -84,7 +86,7 @@ class Life:
     load_seconds: float = 1.0
 
     def end(self, now: float, supervision: Supervision) -> float | None:
-        """It died: seconds to wait before the next start, None when it has died too often."""
+        """Record a failure; returns the seconds to wait before the restart, None after too many failures."""
         self.number += 1
         if now - self.since > supervision.stable_seconds:
             self.restarts = 0
@@ -94,11 +96,11 @@ class Life:
         return self._wait(supervision)
 
     def forgive(self) -> None:
-        """One of its deaths was a request's fault."""
+        """Do not count one of its failures, because a request caused it."""
         self.restarts = max(0, self.restarts - 1)
 
     def pardoned(self, supervision: Supervision) -> float | None:
-        """After it was given up: seconds to wait before a start that is due to it after all, None for none."""
+        """For a group that is no longer restarted: seconds before a restart that is allowed after all, else None."""
         if self.restarts >= supervision.max_restarts:
             return None
         self.restarts += 1

@@ -1,8 +1,7 @@
-"""`GroupQueue`: requests of one pass each that one group has accepted, and when its stages will have passed them.
+"""`GroupQueue`: the queue of one group for single-pass requests, with predicted completion times.
 
-The paper's rule (Li et al. 2023, AlpaServe), for plans made with it; engines that run many requests at once have a
-`TokenQueue`. Times are seconds of whatever clock the caller uses. Which group takes a request is decided by
-`controller.py`.
+The rule of Li et al. 2023 (AlpaServe), for plans made with it; engines that run many requests at once have a
+`TokenQueue`. Times are in seconds of the caller's clock. `controller.py` chooses the group of a request.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,24 +10,24 @@ from dataclasses import dataclass
 from paceline.serving.cluster.ticket import Standing, Ticket
 
 LEARNING_RATE = 0.2
-"""Weight of the newest measurement in the mean of service times."""
+"""Weight of the newest measurement in the moving average of service times."""
 
 
 @dataclass(slots=True)
 class _Entry:
     ticket: Ticket
     since: float
-    """When it joined this queue; once it runs, when it started."""
+    """Time at which it joined the queue, or once it runs, at which it started."""
     is_running: bool = False
     was_alone: bool = False
 
 
 class GroupQueue:
-    """First come, first served through stages in a row.
+    """A first-come-first-served queue of a pipeline of stages.
 
     Args:
-        stage_seconds: for each model that the group holds, its seconds per stage; None where they are not known. What
-            is unknown counts as nothing until a first request was measured, and then one at a time is let in.
+        stage_seconds: for each model that the group holds, its seconds per stage; None where unknown. Unknown times
+            count as 0 until a first request was measured; meanwhile one request at a time is admitted.
         num_stages: pipeline degree, and the number of requests that may run at once.
         overhead: seconds between a request's last stage and its answer.
     """
@@ -62,30 +61,30 @@ class GroupQueue:
         return [factor * seconds for seconds in self._seconds[model]]
 
     def free_at(self, now: float) -> float:
-        """When the last stage will have passed all that was accepted; in the past for an idle group."""
+        """Predicted time at which the last stage becomes idle; in the past for an idle group."""
         return max(self._clocks(now)[-1], self._opens_at)
 
     def finish_at(self, model: str, size: float, now: float) -> float:
-        """When a request that joins now would leave the last stage."""
+        """Predicted time at which a request that joins now would leave the last stage."""
         clocks = self._clocks(now)
         _advance(clocks, max(now, self._opens_at), self.seconds(model, size))
         return clocks[-1]
 
     def open_at(self, seconds: float) -> None:
-        """Nothing starts before that time: the group is being started again."""
+        """Start nothing before time `seconds`, because the group is restarting."""
         self._opens_at = seconds
 
     @property
     def num_running(self) -> int:
-        """Requests that have their turn."""
+        """Number of running requests."""
         return sum(entry.is_running for entry in self._entries.values())
 
     def rank(self, ticket: Ticket, now: float) -> tuple[float, ...]:
-        """Smaller is better: when the last stage frees."""
+        """Sort key, smaller is better: the predicted time at which the last stage becomes idle."""
         return (self.free_at(now),)
 
     def standing(self, ticket: Ticket, now: float) -> Standing:
-        """What would become of a request that joins now."""
+        """Predicted completion of a request that joins now."""
         end = self.finish_at(ticket.model, ticket.size, now) + self._overhead
         if end > ticket.deadline:
             return Standing(end, f"would take {end - now:.3f} s", end - ticket.deadline)
@@ -94,11 +93,11 @@ class GroupQueue:
         return Standing(end)
 
     def add(self, ticket: Ticket, now: float) -> None:
-        """Enter a request that waits from `now` on (seconds of the queue's clock)."""
+        """Append a request that waits from `now` on."""
         self._entries[ticket.request_id] = _Entry(ticket, now)
 
     def start(self, now: float) -> list[Ticket]:
-        """Requests whose turn it is, now taken to run."""
+        """Mark requests that can start as running, and return them."""
         running = sum(entry.is_running for entry in self._entries.values())
         waiting = [entry for entry in self._entries.values() if not entry.is_running]
         turns = waiting[: max(0, self._num_stages - running)]
@@ -108,7 +107,7 @@ class GroupQueue:
         return [entry.ticket for entry in turns]
 
     def finish(self, request_id: str, now: float, num_tokens: int | None = None) -> Ticket:
-        """A request has left the last stage: forget it, but not how long it took."""
+        """Remove a request that left the last stage, and learn from its service time."""
         entry = self._entries.pop(request_id)
         if entry.was_alone:
             self._learn(entry, now - entry.since)
@@ -118,17 +117,18 @@ class GroupQueue:
         return entry.ticket
 
     def remove(self, request_id: str) -> Ticket:
-        """Forget a request that was given up."""
+        """Remove and return an aborted request."""
         return self._entries.pop(request_id).ticket
 
     def clear(self) -> list[Ticket]:
-        """All requests in order, forgotten."""
+        """Remove and return all requests, in order."""
         tickets = [entry.ticket for entry in self._entries.values()]
         self._entries.clear()
         return tickets
 
     def _clocks(self, now: float) -> list[float]:
-        """When each stage will have passed all entries. What runs longer than predicted ends now at the earliest."""
+        """Predicted time at which each stage becomes idle; requests that exceed their prediction end no earlier than
+        `now`."""
         clocks = list(self._passed)
         for entry in self._entries.values():
             ticket = entry.ticket
@@ -145,7 +145,7 @@ class GroupQueue:
 
 
 def _advance(clocks: list[float], start: float, seconds: Sequence[float]) -> None:
-    """Move `clocks` on by a request that is ready at `start` and passes the stages in order."""
+    """Advance `clocks` by a request that is ready at `start` and passes the stages in order."""
     clock = start
     for stage, duration in enumerate(seconds):
         clock = max(clock, clocks[stage]) + duration

@@ -1,7 +1,7 @@
-"""`measured`: a plan that says what passes cost, by the engines that will make them.
+"""`measured`: add pass costs to a plan, measured by its engines.
 
-All groups are asked at once, since those on one machine share its processors and its memory's bandwidth, as they will
-when all have work. What cannot be measured is learned from answers.
+All groups are measured at the same time, since groups on one machine share its processors and memory bandwidth, as they
+do in operation. What cannot be measured is learned from answers.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from paceline.serving.model_spec import ModelSpec
 async def measured(
     plan: ClusterPlan, groups: Sequence[GroupHandle], timeout: float, clock: Callable[[], float], events: EventLog
 ) -> ClusterPlan:
-    """`plan` with pass profiles: what engines say of their steps, and how much longer answers take through a group.
+    """`plan` with pass profiles: engines' step costs, corrected by the latency of answers through whole groups.
 
     Args:
-        timeout: seconds that engines may take, and then answers.
+        timeout: in seconds, for the engines' measurements, and again for the answers.
         clock: seconds, monotonic.
-        events: where it is written that a group cannot be measured.
+        events: log for groups that cannot be measured.
     """
     found = await asyncio.gather(*(_profiles_of(each, timeout, g, events) for g, each in enumerate(groups)))
     held = [
@@ -46,7 +46,7 @@ async def measured(
 
 
 async def _profiles_of(group: GroupHandle, timeout: float, number: int, events: EventLog) -> Mapping[str, TokenProfile]:
-    """By model; empty where the engines cannot say."""
+    """Profiles by model; empty where the engines cannot measure them."""
     ask = getattr(group, "pass_profiles", None)
     try:
         async with asyncio.timeout(timeout):
@@ -57,7 +57,7 @@ async def _profiles_of(group: GroupHandle, timeout: float, number: int, events: 
 
 
 def _lengths(plan: ClusterPlan) -> dict[str, tuple[int, int]]:
-    """Tokens of prompts and answers to try each model with: those it is planned for, as far as that is no long wait."""
+    """(prompt tokens, answer tokens) of each model's trial requests: those of the plan, up to a limit."""
     return {spec.name: _length(spec) for spec in plan.models}
 
 

@@ -1,16 +1,16 @@
-"""`ClusterPlan`: a plan file as something that can be started: which models, from where, split how, in which groups.
+"""`ClusterPlan`: a parsed plan file: models, their weights, their parallel degrees, and the groups.
 
-A plan file is what ``paceline place --output`` writes, or a hand-written one with at least
+A plan file is written by ``paceline place --output``, or by hand with at least
 
     {"groups": [[tensor degree, pipeline degree, [model indices]], ...], "models": [...]}
 
 A model is a name, or {"name", "path", "slo", "engine", "num_tokens", "prompt_tokens", "speculative"}: where its
 weights are (the name itself when left out), seconds from arrival to answer, options of `EngineConfig`, the tokens of
 the answer that was profiled, or of the answers and prompts that are expected, and how its engine drafts.
-A group runs as many requests at once as its engines have seats, and predicts by ``pass_profiles``, in the order of
-``groups`` and of the models in each: what passes cost (`TokenProfile`). Without them engines time some steps when
-they start. ``stage_seconds`` instead holds seconds per stage of requests of one pass each (the paper's), of which a
-group then runs as many at once as it has stages.
+A group runs as many concurrent requests as its engines allow. It predicts completion times from ``pass_profiles``, the
+costs of passes (`TokenProfile`), in the order of ``groups`` and of the models in each; without them engines time some
+steps when they start. Alternatively, ``stage_seconds`` holds seconds per stage of single-pass requests (as in the
+paper), of which a group then runs as many at once as it has stages.
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ class ClusterPlan:
     """Groups and the models they hold.
 
     Attributes:
-        models: all models of the plan, in the order that group entries number them.
+        models: all models of the plan; groups refer to them by index.
         placement: the groups.
         stage_seconds: [groups] [models of the group] seconds per stage; None where they are not known.
         overhead: seconds between a request's last stage and its answer.
@@ -81,7 +81,7 @@ class ClusterPlan:
             raise InvalidParameter("overhead", f"{self.overhead} s", "give 0 or more")
 
     def model(self, name: str) -> ModelSpec:
-        """The model called `name`. Raises InvalidParameter, naming those there are, when there is none."""
+        """The model called `name`. Raises InvalidParameter, which lists the known names, for an unknown one."""
         for spec in self.models:
             if spec.name == name:
                 return spec
@@ -90,12 +90,12 @@ class ClusterPlan:
 
     @property
     def held(self) -> tuple[ModelSpec, ...]:
-        """Models that some group holds; a planner may have found no room for others."""
+        """Models that some group holds; a planner may leave out models that do not fit."""
         return tuple(self.models[index] for index in sorted({m for g in self.placement.groups for m in g.models}))
 
     @property
     def num_seats(self) -> int:
-        """Requests that all groups together run at once."""
+        """Number of requests that all groups together run at once."""
         groups = range(len(self.placement.groups))
         return sum(spec.seats for group in groups for spec in self.held_by(group))
 
@@ -104,10 +104,10 @@ class ClusterPlan:
         return tuple(self.models[model] for model in self.placement.groups[group].models)
 
     def queues(self) -> list[Queue]:
-        """Empty queues of all groups, with what is known of service times.
+        """New queues of all groups, with their known service times.
 
-        Plans that say seconds per stage were made for requests of one pass each, and are kept to that. All others run
-        as many requests at once as their engines have seats.
+        Plans with seconds per stage get queues for single-pass requests; all others run as many requests at once as
+        their engines allow.
         """
         return [self._queue(index) for index in range(len(self.placement.groups))]
 
@@ -127,13 +127,13 @@ class ClusterPlan:
             raise InvalidParameter("pass_profiles", "do not fit the groups", "give one for each model a group holds")
 
     def with_paths(self, paths: Mapping[str, str]) -> "ClusterPlan":
-        """The same with weights from elsewhere, by model name."""
+        """The plan with other weights, by model name."""
         for name in paths:
             self.model(name)
         return replace(self, models=tuple(replace(m, path=paths.get(m.name, m.path)) for m in self.models))
 
     def with_engine(self, options: Mapping[str, Any]) -> "ClusterPlan":
-        """The same where engines have `options` of `EngineConfig`, as far as the plan does not say otherwise."""
+        """The plan with `options` of `EngineConfig` as defaults; options in the plan take precedence."""
         return replace(self, models=tuple(replace(m, engine={**options, **m.engine}) for m in self.models))
 
     def _check_stage_seconds(self) -> None:
@@ -160,7 +160,7 @@ def read_plan(path: str | Path) -> ClusterPlan:
 
 
 def plan_of(values: Mapping[str, Any]) -> ClusterPlan:
-    """The plan that a plan file's object describes."""
+    """The plan from the parsed object of a plan file."""
     only_known(values, PLAN_KEYS, "cluster")
     models = values.get("serving") or values.get("models")
     groups = values.get("groups")
@@ -215,7 +215,7 @@ def _seconds(name: str, value: Any, default: float) -> float:
 
 
 def _pass_profiles(values: Any, placement: Placement) -> tuple[tuple[TokenProfile, ...], ...]:
-    """Profiles that do not say how many stages there are have those of their group."""
+    """Parse the pass profiles; the default number of stages is that of the group."""
     if not isinstance(values, list) or not all(isinstance(group, list) for group in values):
         raise InvalidParameter("pass_profiles", f"{shown(values)} is no list of lists", "give [groups][models]")
     if len(values) != len(placement.groups):

@@ -1,4 +1,4 @@
-"""Checks before anything is started: that every model of a plan is there, and can be split as the plan says."""
+"""Checks before a start: that every model of a plan is available and supports its parallel degrees."""
 
 from collections.abc import Callable
 
@@ -14,10 +14,10 @@ from paceline.types import NamedProgress, Progress
 def check_loadable(
     plan: ClusterPlan, progress: NamedProgress, resolve: Callable[..., ModelSource] = resolve_model
 ) -> None:
-    """Find, and fetch where need be, the weights of all models that groups hold, and of those that draft for them.
+    """Find, or download, the weights of all models that groups hold, and of their draft models.
 
     Args:
-        progress: told (what, bytes done, bytes in all).
+        progress: called with (what, bytes done, bytes in all).
         resolve: finds a model by its path.
 
     Raises:

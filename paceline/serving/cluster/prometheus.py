@@ -6,7 +6,7 @@ from paceline.serving.cluster.controller import Controller, Health
 
 
 def controller_text(controller: Controller) -> bytes:
-    """What a scraper of ``/metrics`` reads: requests by outcome, and queue and state of every group."""
+    """Prometheus text: requests by outcome, and queue and state of every group."""
     from prometheus_client import CollectorRegistry, Gauge, generate_latest
     from prometheus_client.core import CounterMetricFamily
 
@@ -24,7 +24,7 @@ def controller_text(controller: Controller) -> bytes:
 
 
 def merged_text(texts: Sequence[bytes]) -> bytes:
-    """Prometheus texts of all groups as one: every family once, every sample with its ``group``."""
+    """Merge the Prometheus texts of all groups: every family once, every sample with a ``group`` label."""
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.core import Metric
     from prometheus_client.parser import text_string_to_metric_families
@@ -42,7 +42,7 @@ def merged_text(texts: Sequence[bytes]) -> bytes:
 
 
 class _Fixed:
-    """A collector of one family that is there already."""
+    """A collector of one given metric family."""
 
     def __init__(self, family) -> None:
         self._family = family

@@ -1,10 +1,10 @@
-"""`PromptSizes`: how many tokens a prompt has, before its model has read it. An estimate for queues, not for limits."""
+"""`PromptSizes`: estimated number of tokens of a prompt before it is tokenised, for queues, not for limits."""
 
 from paceline.serving.job import Job
 
 _CHARACTERS_PER_TOKEN = 4.0
 _PRIOR = 1000.0
-"""Characters that the prior counts as."""
+"""Weight of the prior, in characters."""
 
 
 class PromptSizes:
@@ -14,14 +14,14 @@ class PromptSizes:
         self._counts: dict[str, tuple[float, float]] = {}
 
     def expected(self, job: Job) -> float:
-        """Tokens of the prompt of `job`, 1 or more."""
+        """Estimated tokens of the prompt of `job`, at least 1."""
         if isinstance(job.prompt, tuple | list):
             return max(1.0, float(len(job.prompt)))
         characters, tokens = self._counts.get(job.model, (_PRIOR, _PRIOR / _CHARACTERS_PER_TOKEN))
         return max(1.0, _characters(job) * tokens / characters)
 
     def learn(self, job: Job, num_tokens: int) -> None:
-        """The prompt of `job` had `num_tokens` tokens."""
+        """Learn that the prompt of `job` had `num_tokens` tokens."""
         if num_tokens and not isinstance(job.prompt, tuple | list):
             characters, tokens = self._counts.get(job.model, (_PRIOR, _PRIOR / _CHARACTERS_PER_TOKEN))
             self._counts[job.model] = characters + _characters(job), tokens + num_tokens

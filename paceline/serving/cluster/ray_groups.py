@@ -1,8 +1,8 @@
 """Groups as Ray actors in placement groups, on a Ray of this machine or one that runs already.
 
-The only file of the cluster that imports Ray. Ray says where groups lie, and gives each the devices it reserved. In an
-existing Ray a group of several devices may span nodes: its ranks are actors of their own. What the groups are told, and
-what happens when one dies, is decided elsewhere (`dispatcher.py`).
+The only file of the cluster that imports Ray. Ray places the groups and assigns each its reserved devices. On an
+existing Ray cluster a group of several devices may span nodes; its ranks are then separate actors. Dispatch and
+recovery are decided elsewhere (`dispatcher.py`).
 """
 
 import asyncio
@@ -35,22 +35,22 @@ except ModuleNotFoundError:
     raise InvalidParameter("cluster", "Ray is not installed", "pip install 'paceline[cluster]'") from None
 
 OBJECT_STORE_BYTES = 80 * 2**20
-"""Ray's least, about: only requests and answers pass through it."""
+"""Size of Ray's object store, about its minimum: only requests and answers pass through it."""
 MAX_CONCURRENCY = 256
-"""Calls that an actor may have open besides answers: aborts, checks and the like."""
+"""Concurrent calls of an actor besides answers: aborts, checks and the like."""
 LISTENING = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's variable, for Linux too despite its name: 0 keeps it to 127.0.0.1, 1 lets other machines reach it."""
 ACCELERATOR, A_BIT = "accelerator_type:", 0.001
 """Resource that Ray gives each node by its GPUs, such as ``accelerator_type:H100``, and how much of it a part takes: it
 only says where the part may lie."""
 CONNECT_SECONDS = 5.0
-"""In which the head of an existing Ray must take a connection."""
+"""Timeout in seconds for connecting to the head of an existing Ray cluster."""
 READY_TIMEOUT = 60.0
-"""Seconds until a placement group must have what it reserves."""
+"""Timeout in seconds for a placement group's reservation."""
 _OWN_NAME = re.compile(r"^paceline\.errors\.\w+: ")
-"""Before the message of an error of this project, as Ray tells it."""
+"""Prefix of the message of this project's errors when Ray reports them."""
 READY_SECONDS = 5.0
-"""In which Ray tells that an actor has ended."""
+"""Timeout in seconds for Ray to report that an actor has ended."""
 
 
 class RankActor:
@@ -88,12 +88,12 @@ class RayWorkers:
             raise self._death(ended[0], "")
 
     def obituary(self, symptom: str = "") -> WorkerDied:
-        """Which rank ended first, and why, as far as Ray knows within a few seconds."""
+        """A WorkerDied error that names the first rank that ended and the reason, as far as Ray reports it in time."""
         ended, _ = ray.wait(self._runs, num_returns=1, timeout=READY_SECONDS)
         return self._death(ended[0], symptom) if ended else WorkerDied(f"the ranks lost each other ({symptom})")
 
     def stop(self, grace: float = 5.0) -> None:
-        """End all, by force those that still run after `grace` seconds."""
+        """End all ranks; kill those that still run after `grace` seconds."""
         if grace:
             ray.wait(self._runs, num_returns=len(self._runs), timeout=grace)
         for actor in self._actors:
@@ -109,7 +109,7 @@ class RayWorkers:
 
 
 class GroupActor(Worker):
-    """A worker that also says which process it is.
+    """A `Worker` that also reports its process id.
 
     Args:
         models, open_model: see `Worker`.
@@ -134,15 +134,15 @@ class GroupActor(Worker):
 
 
 class RayGroup:
-    """A `GroupHandle`: an actor that is made anew at each start, within resources that stay reserved.
+    """A `GroupHandle` whose actor is created anew at each start, within resources that stay reserved.
 
     Args:
-        models: what it loads.
-        open_model: loads one.
-        cpus, gpus: of each device.
+        models: the models to load.
+        open_model: loads one model.
+        cpus, gpus: per device.
         num_devices: of the group.
-        may_span: its devices may lie on several nodes; otherwise all of its processes are on one.
-        device: their type, as Ray calls it; "" for any.
+        may_span: whether its devices may be on several nodes; otherwise all of its processes are on one.
+        device: Ray's name of the device type; "" for any.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class RayGroup:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Ray's errors become ours: what the worker raised itself, or that it died."""
+    """Translate Ray's errors: to the error that the worker raised, or to WorkerDied."""
     try:
         yield
     except RayTaskError as error:
@@ -247,17 +247,17 @@ def start_groups(
     address: str | None = None,
     **options: Any,
 ) -> list[RayGroup]:
-    """Start a Ray of this machine, or join an existing one, and reserve a place for every group of `plan`.
+    """Start Ray on this machine, or join an existing cluster, and reserve resources for every group of `plan`.
 
-    The CPUs are shared evenly by the plan's devices, in fractions if there are fewer CPUs than devices. Devices of a
-    group with a model whose engine runs on ``device="cuda"`` are GPUs. In an existing Ray, weights must be found on
-    every node by their paths.
+    The CPUs are divided evenly among the plan's devices, in fractions if there are fewer CPUs than devices. Devices of
+    a group with a model whose engine has ``device="cuda"`` are GPUs. On an existing cluster, weights must be available
+    on every node under their paths.
 
     Args:
-        num_cpus: CPUs for all groups together; None takes those of the machine, or of the existing Ray.
-        open_model: loads a model in a group's process, told what `worker.open_model` is told.
-        address: host:port of an existing Ray, or ``auto``; its token, if it has one, is in Ray's own variables.
-        options: for all models, on top of their own and of what the plan says, e.g. ``speculative``.
+        num_cpus: CPUs for all groups together; None takes those of the machine or cluster.
+        open_model: loads a model in a group's process, with the arguments of `worker.open_model`.
+        address: host:port of an existing cluster, or ``auto``; its token, if any, is in Ray's environment variables.
+        options: for all models, overriding their own and those of the plan, e.g. ``speculative``.
 
     Raises:
         InvalidParameter: fewer than one CPU, a Ray that cannot be reached, or several types of devices without one.
@@ -298,13 +298,13 @@ def _has_gpus(models: Sequence[ModelSpec], options: Mapping[str, Any]) -> bool:
 
 
 def stop_ray() -> None:
-    """End what `start_groups` started."""
+    """Shut down this process's Ray, or its connection to an existing cluster."""
     with suppress(RayError):
         ray.shutdown()
 
 
 def _join_ray(address: str) -> None:
-    """Connect to a Ray that runs already; its groups' places are given back when this process leaves."""
+    """Connect to an existing Ray cluster; reservations are released when this process disconnects."""
     try:
         found = canonicalize_bootstrap_address_or_die(address) if address == "auto" else address
     except ConnectionError as error:
@@ -317,7 +317,7 @@ def _join_ray(address: str) -> None:
 
 
 def _check_listening(address: str) -> None:
-    """Raise InvalidParameter unless something listens there: Ray itself would try for minutes, without a word."""
+    """Raise InvalidParameter unless something listens at `address`; Ray itself would retry silently for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 2**16 or "://" in address:
         what = "is a client's" if "://" in address else "is no host:port"
@@ -335,15 +335,16 @@ def _unreachable(address: str, error: Exception) -> InvalidParameter:
 
 
 def start_ray(num_cpus: int, num_gpus: int = 0) -> None:
-    """A Ray that only this process and its children can talk to: at 127.0.0.1, with a token that is on no disk.
+    """Start a Ray that only this process and its children can reach: at 127.0.0.1, with a token kept in memory only.
 
-    Variables that are set already go first: RAY_AUTH_MODE (disabled), RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, `LISTENING`.
+    Environment variables that are already set take precedence: RAY_AUTH_MODE (disabled), RAY_AUTH_TOKEN,
+    RAY_AUTH_TOKEN_PATH, `LISTENING`.
 
     Args:
-        num_gpus: that the plan's groups take.
+        num_gpus: GPUs of the plan's groups.
 
     Raises:
-        InvalidParameter: this machine has fewer.
+        InvalidParameter: this machine has fewer GPUs.
     """
     if os.environ.setdefault(LISTENING, "0") == "0":
         ray_constants.ENABLE_RAY_CLUSTER = False  # Ray reads the variable only when it is imported

@@ -1,8 +1,8 @@
-"""`rehearse`: how much longer answers take through a whole group than its engines' steps say.
+"""`rehearse`: measure the latency of answers through whole groups, relative to that predicted from engine steps.
 
-Steps are timed one model at a time, and by the engine alone. What comes on top depends on who asks meanwhile: streams,
-Ray's own threads and processes, engines that wake up for one request, caches that hold the weights of one model at
-best. Hence traffic for every group, all at once, before anybody else asks. Not for what passes cost
+Step costs are measured for one model at a time, by the engine alone. Overheads depend on the traffic: streams, Ray's
+threads and processes, engines woken for one request, processor caches that hold the weights of one model at best.
+Therefore synthetic traffic is sent to all groups at once before a server opens. Not for step costs
 (`engine/pass_costs.py`).
 """
 
@@ -21,32 +21,32 @@ from paceline.serving.job import Job
 from paceline.types import SamplingParams
 
 _REQUESTS = 4
-"""Requests for each model at once, which warm caches and are not counted."""
+"""Concurrent warm-up requests for each model, which are not counted."""
 _CROWDS, _TIMES = (1, 2, 4, 8), 2
-"""Requests for a model at once that a pipeline gets, and how often: crowds beside the first of these, a request alone,
-tell how far passes go by at once. Of several sizes, since costs between those that were timed are interpolated."""
+"""Sizes of bursts of concurrent requests for one model of a pipeline, and their repetitions. Compared with a single
+request, bursts show how far passes overlap. There are several sizes because the costs in between are interpolated."""
 _WARM, _MOST_WARMING = 0.05, 12
-"""A pipeline is warm once such a crowd is not faster by this share than all before it; and how many it gets at most.
-Seen with two stages in torch: 1.58 of the predicted seconds at first, 1.34 after ten."""
+"""A pipeline is warm once a burst is not faster than all before by this fraction; and the largest number of warm-up
+bursts. Observed with two stages in torch: 1.58 times the predicted seconds at first, 1.34 times after ten."""
 _LOAD = 0.6
-"""Of the pace at which those would be answered one after the other: some requests come alone, some meet others."""
+"""Load of the traffic, relative to serving its requests one after the other, so that some requests overlap."""
 _SECONDS, _PIPELINE_SECONDS, _LEAST = 8.0, 30.0, 12
-"""How long that traffic lasts, with a pipeline among the groups too, and how many requests each group gets at least.
-A pipeline's stages and whoever feeds them share processors, and its speed differs by a fifth from one quarter of a
-minute to the next."""
+"""Duration of the traffic in seconds, the same with a pipeline among the groups, and the smallest number of requests
+per group. A pipeline's stages compete with its clients for processors, and its speed varies by a fifth between quarters
+of a minute."""
 USUAL = 16, 24
-"""Tokens of their prompts and answers, where nobody says how long these will be."""
+"""Default tokens of prompts and answers."""
 MOST = 256, 24
-"""Longer ones are not asked for: all groups wait for them."""
+"""Largest tokens of prompts and answers, because all groups wait for them."""
 _IDS = range(1, 200)
-"""Tokens of prompts: of every vocabulary."""
+"""Token ids of prompts; they exist in every vocabulary."""
 _MOST = 2.0
-"""More than this many times as slow, or as fast, is no overhead: something else held it up."""
+"""Limit on the factor between measured and predicted times; larger ones are taken as disturbances."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request that was answered: when it came, from the beginning, and after how many seconds it was answered."""
+    """An answered request: its arrival in seconds from the start, and its latency in seconds."""
 
     at: float
     ask: TokenAsk
@@ -55,8 +55,8 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What a group did: requests that came at random, in order; of a pipeline, after them, (model, requests, seconds)
-    of crowds for one model."""
+    """Measurements of a group: randomly arriving requests, in order; for a pipeline also (model, requests, seconds) of
+    bursts for one model."""
 
     asked: list[_Asked]
     crowds: list[tuple[str, int, float]]
@@ -70,18 +70,18 @@ async def rehearse(
     overhead: float = 0.0,
     timeout: float | None = None,
 ) -> list[dict[str, TokenProfile] | Exception]:
-    """`profiles` of every group, by model, as answers go through it; or what one of its answers ended with.
+    """The corrected `profiles` of every group, by model; or the error with which a group's answers failed.
 
-    Requests come at random to all groups at once. A group's speed is the one at which the rule that queues and
-    simulator play (`placement/tokens`) has half of them take longer than they took, and half shorter. How far a
-    pipeline's passes go by at once (`overlap`) is what crowds show beside requests that come alone: passes that were
-    timed beside each other had no streams between them.
+    Requests arrive randomly at all groups at once. A group's speed factor is the one at which the simulator's rule
+    (`placement/tokens`) predicts a longer latency than measured for half of them, and a shorter one for the other half.
+    The `overlap` of a pipeline's passes is estimated from bursts against single requests, since concurrently timed
+    passes had no streams between them.
 
     Args:
         clock: seconds, monotonic.
-        lengths: tokens of prompts and answers that are expected, by model; `USUAL` where it says nothing.
+        lengths: expected (prompt, answer) tokens by model; `USUAL` for missing ones.
         overhead: seconds between the last token and the answer.
-        timeout: seconds that a group's requests may take together.
+        timeout: in seconds, for all requests of a group.
     """
     sizes = {name: (lengths or {}).get(name, USUAL) for held in profiles for name in held}
     gaps = [_gap(held, sizes) for held in profiles]
@@ -102,7 +102,7 @@ async def _nobody() -> _Shown:
 
 
 async def _tried(rehearsed: Coroutine[Any, Any, _Shown], timeout: float | None) -> _Shown | Exception:
-    """A group whose answers fail holds up no other one."""
+    """The measurements of a group, or its error or timeout as a value, so that other groups are not affected."""
     try:
         async with asyncio.timeout(timeout):
             return await rehearsed
@@ -120,7 +120,7 @@ async def _rehearsed(
     group: GroupHandle, held: Mapping[str, TokenProfile], sizes: Mapping[str, tuple[int, int]], seconds: float,
     gap: float, clock: Callable[[], float],
 ) -> _Shown:  # fmt: skip
-    """One group's requests for `seconds`, a mean of `gap` apart; then a pipeline's crowds."""
+    """Send one group requests for `seconds` at mean intervals of `gap`; then bursts, if it is a pipeline."""
     rng, models = random.Random(0), list(held)
     pipelines = [model for model in models if _is_pipeline(held[model])]
     await _warm(group, models, sizes, rng, clock, _MOST_WARMING if pipelines else 1)
@@ -148,7 +148,7 @@ async def _warm(
     group: GroupHandle, models: Sequence[str], sizes: Mapping[str, tuple[int, int]], rng: random.Random,
     clock: Callable[[], float], most: int,
 ) -> None:  # fmt: skip
-    """Crowds until one is no faster than those before it, `most` at most."""
+    """Send bursts until one is no faster than those before, at most `most`."""
     fastest = math.inf
     for _ in range(most):
         seconds = await _crowd(group, models, sizes, rng, clock)
@@ -170,7 +170,7 @@ async def _crowd(
 
 
 def _job(model: str, sizes: Mapping[str, tuple[int, int]], rng: random.Random) -> Job:
-    """A request, no two alike: what a prefix cache knows is not read."""
+    """A request with a random prompt, so that the prefix cache does not help."""
     prompt, tokens = sizes[model]
     params = SamplingParams(temperature=0.0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True)
     return Job(f"rehearsal-{rng.getrandbits(64):x}", model, tuple(rng.choices(_IDS, k=prompt)), params=params)
@@ -201,7 +201,7 @@ def _gap(held: Mapping[str, TokenProfile], sizes: Mapping[str, tuple[int, int]])
 def _corrected(
     held: Mapping[str, TokenProfile], shown: _Shown, sizes: Mapping[str, tuple[int, int]], overhead: float
 ) -> dict[str, TokenProfile]:
-    """Profiles with the overlap, and at the speed, that a group showed."""
+    """Profiles corrected by a group's measured overlap and speed."""
     if not held:
         return {}
     if shown.crowds:
@@ -216,7 +216,7 @@ def _overlapping(
     held: Mapping[str, TokenProfile], crowds: Sequence[tuple[str, int, float]], sizes: Mapping[str, tuple[int, int]],
     overhead: float, speed: float,
 ) -> dict[str, TokenProfile]:  # fmt: skip
-    """Profiles whose passes go by at once as far as crowds showed, at most as far as was measured. By halving."""
+    """Profiles with the overlap that fits the bursts, at most the measured one; found by bisection."""
     low, high = 0.0, 1.0
     for _ in range(12):
         tried = (low + high) / 2
@@ -238,7 +238,7 @@ def _late(
 
 
 def _with_overlap(held: Mapping[str, TokenProfile], share: float) -> dict[str, TokenProfile]:
-    """Profiles with so much of their overlap: 0 is one pass at a time, 1 what they have."""
+    """Profiles with the fraction `share` of their overlap: 0 is one pass at a time, 1 is unchanged."""
     found = {}
     for name, one in held.items():
         whole = [one.overlap or one.stages, one.prefill_overlap or one.stages]
@@ -248,7 +248,7 @@ def _with_overlap(held: Mapping[str, TokenProfile], share: float) -> dict[str, T
 
 
 def _speed(held: Mapping[str, TokenProfile], asked: Sequence[_Asked], overhead: float) -> float:
-    """By halving: the rule's seconds grow with it."""
+    """The speed factor that fits the measured latencies, by bisection, since predictions grow with it."""
     requests, low, high = [(one.at, one.ask) for one in asked], 1 / _MOST, _MOST
     for _ in range(20):
         tried = math.sqrt(low * high)
@@ -259,7 +259,7 @@ def _speed(held: Mapping[str, TokenProfile], asked: Sequence[_Asked], overhead: 
 
 
 def _seconds(held: Mapping[str, TokenProfile], requests: Sequence[tuple[float, TokenAsk]], speed: float) -> list[float]:
-    """Of each request, which come in order, by the rule at that speed."""
+    """Predicted latency in seconds of each request (in order of arrival) at that speed factor."""
     group, ended = TokenGroup(held), {}
     group.scale = speed
     for number, (at, ask) in enumerate(requests):

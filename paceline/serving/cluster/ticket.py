@@ -1,5 +1,5 @@
-"""`Ticket`: an accepted request, as queues and controller know it; `Slo`: what it was promised; `Standing`: what would
-become of one that asks."""
+"""`Ticket`: an accepted request, as queues and controller see it; `Slo`: its latency objectives; `Standing`: a queue's
+prediction for a request that would join."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,12 +13,12 @@ class Ticket:
 
     Attributes:
         arrival: seconds.
-        size: its work over that of the request that was profiled, where requests are one pass each.
+        size: its work relative to the profiled request, where requests are one pass each.
         deadline: seconds; infinite for none.
-        prompt_tokens: of its prompt, perhaps an estimate.
-        expected_tokens: of its answer.
-        first_deadline: seconds, of its first token; infinite for none.
-        pace: seconds that each further token may take; infinite for any.
+        prompt_tokens: length of its prompt, possibly estimated.
+        expected_tokens: expected length of its answer.
+        first_deadline: of its first token, in seconds; infinite for none.
+        pace: largest time per further token in seconds; infinite for none.
     """
 
     request_id: str
@@ -41,11 +41,11 @@ class Slo(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What a queue says of a request that asks.
+    """A queue's prediction for a request that would join now.
 
     Attributes:
-        end: when its answer would be there.
-        problem: why it should not be let in; None when it may.
+        end: time at which its answer would be complete.
+        problem: why it should be rejected; None to accept it.
         seconds_late: by how much it would miss its deadline; None when that is not the problem.
     """
 

@@ -1,9 +1,9 @@
-"""`TokenQueue`: a group whose engines run many requests at once, and when each of them will be answered.
+"""`TokenQueue`: the queue of a group whose engines run many requests at once, with predicted completion times.
 
-The rule, and the kernel that plays it, are the simulator's (`placement/tokens/`). What runs elsewhere than predicted is
-learned from every answer, under load too: the speed of the group, not the shape of its profile. A group that is
-believed to be too slow for a request refuses it and so hears nothing better, hence such a belief fades while the group
-is idle. Which group takes a request is decided by `controller.py`.
+Predictions use the simulator's rule and kernel (`placement/tokens/`). Deviations are learned from every answer, also
+under load, as a speed factor of the group; the shape of its profile stays. A group that is estimated as too slow
+rejects requests and so gets no new measurements; therefore such an estimate decays while the group is idle.
+`controller.py` chooses the group of a request.
 """
 
 import itertools
@@ -16,21 +16,20 @@ from paceline.placement.tokens import Outlook, TokenAsk, TokenGroup, TokenProfil
 from paceline.serving.cluster.ticket import Standing, Ticket
 
 NOMINAL = TokenProfile({0: {1: 0.001, 8: 0.002, 64: 0.008}})
-"""Stands for a model that nobody has measured: the first answer says how fast it is, later ones correct that. More
-rows take longer, as they do everywhere in the end, so that requests spread over groups."""
+"""Profile of an unmeasured model: the first answer sets its speed, later ones correct it. Time grows with the number of
+rows, so that requests are distributed over groups."""
 
 MEMORY = 3.0
-"""Seconds of work after which two thirds of what was believed of the group's speed are replaced by what was seen. An
-answer counts by the seconds that no answer before it has told of: whatever holds up one holds up all that are under way
-together, and is observed once."""
+"""Time constant in seconds of work: after it, two thirds of the estimated speed come from new measurements. An answer
+is weighted by the seconds that no earlier answer has covered, since a disturbance delays all concurrent answers."""
 _MOST_WEIGHT = 0.5
-"""Of one answer in the group's speed."""
+"""Largest weight of one answer in the group's speed."""
 FADING = 10.0
-"""Seconds of idleness after which half of a belief that refuses requests is left, on a scale of factors."""
+"""Half-life in idle seconds of an estimate that makes the group reject requests, on a logarithmic scale."""
 _MOST = 2.0
-"""An answer counts as at most this many times as slow, or fast, as believed: something else held it up."""
+"""Limit on the factor between an answer's measured and expected speed; larger ones are taken as disturbances."""
 _ENOUGH = 16
-"""Tokens, read or made, from which an answer counts in full."""
+"""Number of tokens, prompt and output, from which an answer has full weight."""
 
 
 class TokenQueue:
@@ -58,13 +57,13 @@ class TokenQueue:
         self._numbers = itertools.count()
         self._tickets: dict[str, tuple[int, Ticket]] = {}
         self._joined: dict[int, tuple[float, float]] = {}
-        """When each joined, and what `_believed` was then."""
+        """Time at which each request joined, and `_believed` at that time."""
         self._running: dict[str, str] = {}
         self._opens_at = self._idle_since = self._told_until = float("-inf")
         self._believed, self._believed_at = 0.0, 0.0
-        """The integral of the logarithm of the speed over time, and until when it was taken."""
+        """Integral of the logarithm of the estimated speed over time, and its upper limit."""
         self._usual = 1.0
-        """The speed that a belief in slowness fades to: the profiles' own, or what the first answer told."""
+        """The speed towards which an estimate of slowness decays: the profiles' own, or that of the first answer."""
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -79,26 +78,26 @@ class TokenQueue:
 
     @property
     def num_running(self) -> int:
-        """Requests that have their turn."""
+        """Number of running requests."""
         return len(self._running)
 
     @property
     def scale(self) -> float:
-        """Seconds of this group over those of its profiles, as learned."""
+        """Learned ratio of the group's times to those of its profiles."""
         return self._group.scale
 
     def open_at(self, seconds: float) -> None:
-        """Nothing starts before that time: the group is being started again."""
+        """Start nothing before time `seconds`, because the group is restarting."""
         self._opens_at = seconds
         self._group.restart(seconds)
 
     def rank(self, ticket: Ticket, now: float) -> tuple[float, ...]:
-        """Smaller is better: whom it would make late, then when it would end."""
+        """Sort key, smaller is better: requests that would miss their deadlines, then the predicted end."""
         found = self._consider(ticket, now)
         return (found.is_late + found.makes_late, found.end)
 
     def standing(self, ticket: Ticket, now: float) -> Standing:
-        """What would become of a request that joins now."""
+        """Predicted completion of a request that joins now, and whether it would make others late."""
         if self._unknown:
             return self._standing_unknown(ticket, now)
         found = self._consider(ticket, now)
@@ -115,14 +114,15 @@ class TokenQueue:
         return Standing(end)
 
     def add(self, ticket: Ticket, now: float) -> None:
-        """Enter a request that waits from `now` on (seconds of the queue's clock)."""
+        """Append a request that waits from `now` on."""
         number = next(self._numbers)
         self._tickets[ticket.request_id] = number, ticket
         self._joined[number] = max(now, self._opens_at), self._beliefs(now)
         self._group.join(number, self._ask(ticket), max(now, self._opens_at))
 
     def start(self, now: float) -> list[Ticket]:
-        """Requests whose turn it is: as many of each model as its engine has seats."""
+        """Mark requests that can start as running, and return them: per model at most as many as its engine runs at
+        once."""
         taken = Counter(self._running.values())
         turns = []
         for request_id, (_, ticket) in self._tickets.items():
@@ -133,7 +133,7 @@ class TokenQueue:
         return turns
 
     def finish(self, request_id: str, now: float, num_tokens: int | None = None) -> Ticket:
-        """A request was answered with `num_tokens` tokens: forget it, but not how long it took."""
+        """Remove a request that was answered with `num_tokens` tokens, and learn from its latency."""
         self._group.advance(now)
         number, ticket = self._tickets[request_id]
         if num_tokens:
@@ -142,7 +142,7 @@ class TokenQueue:
         return self.remove(request_id)
 
     def remove(self, request_id: str) -> Ticket:
-        """Forget a request that was given up."""
+        """Remove and return an aborted request."""
         number, ticket = self._tickets.pop(request_id)
         self._running.pop(request_id, None)
         self._joined.pop(number)
@@ -150,7 +150,7 @@ class TokenQueue:
         return ticket
 
     def clear(self) -> list[Ticket]:
-        """All requests in order, forgotten."""
+        """Remove and return all requests, in order."""
         tickets = [ticket for _, ticket in self._tickets.values()]
         self._tickets.clear()
         self._joined.clear()
@@ -159,7 +159,7 @@ class TokenQueue:
         return tickets
 
     def _standing_unknown(self, ticket: Ticket, now: float) -> Standing:
-        """Until a first answer has said how fast the group is, it takes what its engine runs at once, and no more."""
+        """The prediction before a first answer: accept as many requests as the engine runs at once, reject others."""
         waiting = sum(other.model == ticket.model for _, other in self._tickets.values())
         if ticket.deadline < float("inf") and waiting >= self._profiles[ticket.model].seats:
             return Standing(
@@ -179,9 +179,9 @@ class TokenQueue:
         return TokenAsk(ticket.model, ticket.prompt_tokens, ticket.expected_tokens, *due, ticket.pace)
 
     def _learn(self, number: int, ticket: Ticket, num_tokens: int, now: float) -> None:
-        """The group's speed from one answer: the seconds that it took, over those that the group's rule gives it.
+        """Update the group's speed from one answer: its latency over the predicted one.
 
-        The rule went by the speeds that were believed meanwhile, hence what was seen is relative to their mean.
+        Predictions used the speeds estimated meanwhile, so the ratio is relative to their mean.
         """
         joined, believed = self._joined[number]
         joined, believed = max(joined, self._opens_at), self._beliefs(now) - believed
@@ -200,13 +200,13 @@ class TokenQueue:
         self._told_until = now
 
     def _beliefs(self, now: float) -> float:
-        """`_believed` until `now`; to be called before the speed changes."""
+        """Extend the integral `_believed` to `now`; call it before the speed changes."""
         self._believed += max(0.0, now - self._believed_at) * math.log(self.scale)
         self._believed_at = max(now, self._believed_at)
         return self._believed
 
     def _fade(self, now: float) -> None:
-        """Believe less in a slowness that has not been seen since the group became idle."""
+        """Decay an estimate of slowness while the group is idle."""
         self._beliefs(now)
         left = 0.5 ** (max(0.0, now - self._idle_since) / FADING)
         self._group.scale = self._usual * (self.scale / self._usual) ** left

@@ -1,7 +1,7 @@
-"""`speculation_of`: how a plan's model drafts, as vLLM's `--speculative-config` says it.
+"""`speculation_of`: translate the drafter of a plan's model into vLLM's `--speculative-config`.
 
-Names are those of `vllm/config/speculative.py` (2026). What vLLM cannot do is refused, because a plan that counts on
-drafts would be too slow without. Not for engines of this project.
+Names are those of `vllm/config/speculative.py` (2026). Unsupported drafters are errors, because a plan that relies on
+drafts would be too slow without them. Not for engines of this project.
 """
 
 from typing import Any
