@@ -1,1 +1,1 @@
-"""The laboratory: what a pass costs, what drafters are worth, and the searches that choose them. No engine needs it."""
+"""Benchmarks, audits, advice and searches: costs of passes and the value of drafters. No engine imports it."""

@@ -1,5 +1,5 @@
-"""`paceline advise`: what speculation would bring on one's own traffic, before it is switched on.
+"""`paceline advise`: predict the speed-up of speculation on the user's own traffic.
 
-Logged answers are drafted for again without generating (`replay.py`); what rounds cost comes from `paceline tune`
-(`predict.py`); the answer is a drafter with its length, or not to speculate.
+Drafts for logged answers are replayed without generating (`replay.py`); the cost of rounds comes from `paceline tune`
+(`predict.py`). The result is a drafter with its length, or the advice not to speculate.
 """

@@ -1,6 +1,6 @@
-"""Candidates of an advice: drafters as a user names them, each replayed in its way.
+"""Candidate drafters of an advice, by the user's names, and their replays.
 
-Not for their price (`predict.py`).
+Not for their cost (`predict.py`).
 """
 
 import json
@@ -33,7 +33,7 @@ from paceline.speculation.traits import DrafterTraits
 from paceline.types import NamedProgress, SamplingParams
 
 PLAN = TunePlan(rows=(1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 48, 64), contexts=(32, 512), rounds=9)
-"""What is measured where nobody ran `paceline tune`."""
+"""The measurement plan where there is no profile of `paceline tune`."""
 EXACT = "asked round after round: the passes of a real run"
 UNBIASED = "each token stands with min(1, q/p) given the text: the mean of real runs without a seed"
 SEEDED = "drawn with the noise that said the text: the passes of a real run with a seed"
@@ -44,15 +44,15 @@ class Candidate:
     """A drafter at one length, replayed.
 
     Attributes:
-        draft: as the user named it, e.g. ``draft_model:small.gguf``.
-        k: most drafted tokens.
-        spec: as `SpeculativeConfig` takes it.
+        draft: the user's name for it, e.g. ``draft_model:small.gguf``.
+        k: largest number of drafted tokens.
+        spec: fields of `SpeculativeConfig`.
         rounds: of each text.
-        how: it was replayed, and what that is worth.
-        profile: of the draft model where it is priced by one; else proposals were timed.
-        has_model: proposals run a model, whose rows share its passes.
-        trace: the offer at every place of each text, where it was asked for.
-        in_company: number of requests at once to the rounds of each text, where they are others than alone.
+        how: how it was replayed, and how reliable that is.
+        profile: of the draft model, if its cost comes from one; else proposals were timed.
+        has_model: whether proposals run a model, whose passes are shared by concurrent requests.
+        trace: the proposal at every position of each text, if requested.
+        in_company: number of concurrent requests to the rounds of each text, where these differ from `rounds`.
     """
 
     draft: str
@@ -66,28 +66,28 @@ class Candidate:
     in_company: Mapping[int, Sequence[Rounds]] = field(default_factory=dict)
 
     def rounds_at(self, batch: int) -> Sequence[Rounds]:
-        """Of each text, when so many requests are decoded at once."""
+        """Rounds of each text, when `batch` requests are decoded at once."""
         return self.in_company.get(batch, self.rounds)
 
     @property
     def label(self) -> str:
-        """Its name among others."""
+        """Display name, unique among the candidates."""
         return f"{self.draft} k={self.k}"
 
     @property
     def proposal_seconds(self) -> float:
-        """Of one proposal for one request, where proposals were made."""
+        """Seconds of one proposal for one request, where proposals were timed."""
         count = sum(one.count for one in self.rounds)
         return sum(one.draft_seconds for one in self.rounds) / count if count else 0.0
 
     def record(self) -> dict[str, Any]:
-        """Acceptance as `--export` keeps it."""
+        """Acceptance data for `--export`."""
         return as_profile(self.draft, self.spec, self.k, self.rounds, self.how) | {"trace": self.trace}
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A candidate before it is replayed; `k` is None where the drafter's own number is taken."""
+    """A candidate before its replay; `k` is None for the drafter's default."""
 
     draft: str
     k: int | None
@@ -113,7 +113,7 @@ def wanted_of(drafts: Sequence[str], lengths: Sequence[int], spec_texts: Sequenc
 
 
 def _check_once(field: str, names: Sequence[str]) -> None:
-    """Raise InvalidParameter for a name that two candidates would have: one would stand for both."""
+    """Raise InvalidParameter for a duplicate name."""
     again = next((name for number, name in enumerate(names) if name in names[:number]), None)
     if again is not None:
         raise InvalidParameter(field, f"{again!r} names two candidates", "call each by a name of its own")
@@ -130,7 +130,7 @@ def check_names(wanted: Sequence[Wanted]) -> None:
 def check_replayable(llm: LLM, wanted: Sequence[Wanted]) -> None:
     """Raise InvalidParameter for a drafter that this model cannot run, or that cannot be replayed.
 
-    Asked before anything is answered or timed, which takes minutes.
+    Called first, because answering and timing take minutes.
     """
     for one in wanted:
         if llm.drafting_with(one.spec).engine.drafter.traits.watches:
@@ -143,14 +143,14 @@ def replayed(
     profile: Profile, progress: NamedProgress = lambda what, done, total: None, traced: bool = False,
     batches: Sequence[int] = (),
 ) -> list[Candidate]:  # fmt: skip
-    """All candidates over all texts.
+    """Replay all candidates over all texts.
 
     Args:
-        llm: the target, decoding plainly.
-        profile: of the target; drafters that weigh what pays see its prices.
-        progress: told ("replaying", candidates done, candidates).
-        traced: candidates keep a trace; every place of every text is then asked once more.
-        batches: requests at once; lookups that remember are replayed for each.
+        llm: the target, with plain decoding.
+        profile: of the target; the basis of prices for drafters that choose.
+        progress: called with ("replaying", candidates done, candidates).
+        traced: whether candidates keep a trace, which takes another proposal at every position.
+        batches: numbers of concurrent requests; lookups that remember other requests are replayed for each.
 
     Raises:
         InvalidParameter: a drafter that cannot be replayed, or a draft model with another vocabulary.
@@ -175,7 +175,7 @@ _CHAIN_OF_A_MODEL = {"method", "model", "num_draft_tokens", "policy"}
 
 @dataclass(frozen=True, slots=True)
 class _DraftModel:
-    """What a draft model thinks of all texts: the chance of each token to stand, for every length at once."""
+    """Acceptance probabilities of all tokens of the texts under a draft model, for all lengths at once."""
 
     stands: Sequence[Any]
     profile: Profile
@@ -207,7 +207,7 @@ def _walked(
     loaded: LoadedModel, one: Wanted, texts: Sequence[Text], params: SamplingParams, config: EngineConfig,
     profile: Profile, progress: NamedProgress, traced: bool, batches: Sequence[int],
 ) -> Candidate:  # fmt: skip
-    """A candidate whose drafter is asked for real, as an engine makes it."""
+    """A candidate replayed with the real drafter, constructed as an engine does."""
     engine = engine_that_drafts(loaded, one.spec, config, profile, progress)
     traits = engine.drafter.traits
     k, how = one.k or traits.natural_budget, how_replayed(traits, params)
@@ -233,7 +233,7 @@ def _walked(
 
 
 def how_replayed(traits: DrafterTraits, params: SamplingParams) -> str:
-    """What a replay of a drafter that is asked for real is worth."""
+    """Description of how reliable a replay with the real drafter is."""
     if params.is_greedy or (traits.deterministic and not traits.taps):
         return EXACT
     return SEEDED if traits.branches or traits.chooses else UNBIASED
@@ -242,7 +242,7 @@ def how_replayed(traits: DrafterTraits, params: SamplingParams) -> str:
 def engine_that_drafts(
     loaded: LoadedModel, spec: Mapping[str, Any], config: EngineConfig, profile: Profile, progress: NamedProgress
 ) -> Engine:
-    """An engine of its own for a drafter, which believes in the prices of `profile`."""
+    """A new engine for a drafter, with the prices of `profile`."""
     own = replace(profile, fingerprint=loaded.source.checkpoint.fingerprint, dtype=dtype_of(loaded, config.dtype))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
@@ -252,7 +252,7 @@ def engine_that_drafts(
 
 
 def profile_of(loaded: LoadedModel, config: EngineConfig, progress: NamedProgress) -> Profile:
-    """What `paceline tune` kept, when it measured further requests too; else a short measurement."""
+    """The profile of `paceline tune`, if it includes `segment_seconds`; else a short measurement."""
     kept = cached_profile(loaded, config)
     if kept is not None and kept.segment_seconds and kept.step_overhead is not None:
         return kept
@@ -260,11 +260,11 @@ def profile_of(loaded: LoadedModel, config: EngineConfig, progress: NamedProgres
 
 
 def from_profiles(profiles: Sequence[Mapping[str, Any]], texts: Sequence[Text], step_seconds: float) -> list[Candidate]:
-    """Candidates whose acceptance somebody else measured, priced on these texts.
+    """Candidates from imported acceptance profiles, applied to these texts.
 
     Args:
-        profiles: as `exchange.read_profiles` gives them.
-        step_seconds: of drafting one token.
+        profiles: from `exchange.read_profiles`.
+        step_seconds: seconds of drafting one token.
     """
     found = []
     for one in profiles:
@@ -277,5 +277,5 @@ def from_profiles(profiles: Sequence[Mapping[str, Any]], texts: Sequence[Text], 
 
 
 def default_candidates(target: LoadedModel) -> list[str]:
-    """Lookups, and the best head where one was trained for these weights."""
+    """Lookups, and the best head for these weights if there is one."""
     return ["ngram", "suffix", *(["head"] if best_head(target.source) and isinstance(target.model, RunsHeads) else [])]

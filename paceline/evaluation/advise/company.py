@@ -1,6 +1,6 @@
-"""Replay of texts that are said together: a drafter that remembers knows less of those which are not done yet.
+"""Replay of concurrently decoded texts: a drafter that remembers other requests does not know unfinished ones yet.
 
-Not for what their rounds cost (`predict.py`).
+Not for the cost of rounds (`predict.py`).
 """
 
 import time
@@ -12,7 +12,7 @@ from paceline.evaluation.advise.walk import Clock, Walk
 
 
 def in_company(texts: Sequence[Text], at_once: int) -> list[list[int]]:
-    """Numbers of the texts that are said together: of one family, in the order in which a bench asks them."""
+    """Groups of indices of texts that are decoded together: of one family, in the order of `paceline bench`."""
     waiting: dict[str, list[int]] = {}
     groups: list[list[int]] = []
     for number, text in enumerate(texts):
@@ -26,7 +26,7 @@ def in_company(texts: Sequence[Text], at_once: int) -> list[list[int]]:
 def replay_in_company(
     drafter: Drafter, texts: Sequence[Text], most: int, at_once: int, clock: Clock = time.perf_counter
 ) -> list[Rounds]:
-    """The rounds of every text when `at_once` of a family are decoded in step; the rest as in `replay_lookup`."""
+    """The rounds of every text when `at_once` texts of a family are decoded together; otherwise as `replay_lookup`."""
     found = [Rounds(0)] * len(texts)
     for group in in_company(texts, at_once):
         walks = {number: Walk(drafter, f"text-{number}", texts[number], most, clock=clock) for number in group}

@@ -1,7 +1,7 @@
-"""`speculation_profile.json`: acceptance by place as others measure and read it, out of a replay and into an advice.
+"""`speculation_profile.json`: import and export of acceptance rates by position.
 
-The field names are those that NVIDIA's Model-Optimizer proposes (pull request 2247); `trace` is ours and optional: an
-offer at every place of every answer, which serves any length (`placement/acceptance.py`). Not for measuring acceptance.
+The field names are those that NVIDIA's Model-Optimizer proposes (pull request 2247). The optional `trace` is ours: a
+proposal at every position of every answer, for any length (`placement/acceptance.py`). Not for measuring acceptance.
 """
 
 import json
@@ -17,7 +17,7 @@ ELSEWHERE = "read from a file: one rate for every place of a draft, whatever the
 
 
 def as_profile(draft: str, spec: Mapping[str, Any], k: int, rounds: Sequence[Rounds], how: str) -> dict[str, Any]:
-    """What was replayed of one drafter at one length, as a speculation profile."""
+    """The replay of one drafter at one length, as a speculation profile."""
     count = sum(one.count for one in rounds)
     tested, accepted = (_summed([getattr(one, name) for one in rounds]) for name in ("tested", "accepted"))
     runs = [count, *accepted, 0.0]
@@ -35,14 +35,14 @@ def as_profile(draft: str, spec: Mapping[str, Any], k: int, rounds: Sequence[Rou
 
 
 def write_profiles(path: Path, model: str, temperature: float, profiles: Sequence[Mapping[str, Any]]) -> None:
-    """All profiles; the first one's fields stand at the top too, for readers that know of one only."""
+    """Write all profiles; the fields of the first are repeated at top level, for readers of a single profile."""
     head = {"format": FORMAT, "version": VERSION, "target": model, "temperature": temperature}
     first = {name: value for name, value in profiles[0].items() if name != "trace"} if profiles else {}
     path.write_text(json.dumps(head | first | {"profiles": list(profiles)}) + "\n", encoding="utf-8")
 
 
 def read_profiles(path: Path) -> list[dict[str, Any]]:
-    """Profiles of a file: ours, or anybody's with one profile.
+    """The profiles in a file: ours, or another tool's with one profile.
 
     Raises:
         InvalidParameter: the file cannot be read, or holds no rates in [0, 1].
@@ -65,15 +65,15 @@ def read_profiles(path: Path) -> list[dict[str, Any]]:
 
 
 def name_of(profile: Mapping[str, Any]) -> str:
-    """The candidate that a profile is of."""
+    """The name of the candidate that a profile belongs to."""
     return str(profile.get("draft") or profile.get("method") or "from the file")
 
 
 def rounds_by_rate(texts: Sequence[Text], stands: Sequence[float], k: int, step_seconds: float = 0.0) -> list[Rounds]:
-    """The expected rounds of every text when each round drafts `k` tokens that stand with the chances `stands`.
+    """The expected rounds of every text when each round drafts `k` tokens with acceptance rates `stands` by position.
 
     Args:
-        step_seconds: of drafting one token.
+        step_seconds: seconds of drafting one token.
     """
     found = []
     for text in texts:
@@ -92,7 +92,7 @@ def _offers(text: Text, stands: Sequence[float], k: int) -> Any:
 
 
 def _conditional(marginal: Sequence[float]) -> list[float]:
-    """The chance at each place given that the one before it stood, rounds without a draft included."""
+    """Conditional acceptance rate at each position given the one before, rounds without a draft included."""
     if not marginal or not all(0 <= rate <= 1 for rate in marginal):
         raise ValueError("rates outside [0, 1]")
     before = [1.0, *marginal]

@@ -1,4 +1,4 @@
-"""An advice as the flags of serving engines, each from one data file; what an engine cannot express is said."""
+"""Translate an advice into the flags of serving engines, each from one data file, with remarks on what is missing."""
 
 import json
 import shlex
@@ -16,22 +16,22 @@ else a configuration says, by its names in `SpeculativeConfig`, a flag for every
 
 
 def engine_names() -> tuple[str, ...]:
-    """Engines that there is a file for."""
+    """Engines with a data file."""
     return tuple(sorted(each.name.removesuffix(".json") for each in _FOLDER.iterdir() if each.name.endswith(".json")))
 
 
 def flags_for(engine: str, spec: Mapping[str, Any] | None, k: int = 0) -> dict[str, Any]:
-    """How `engine` is told to draft.
+    """The drafting flags of `engine`.
 
     Args:
-        spec: of the drafter, as `SpeculativeConfig` takes it; None for plain decoding.
-        k: most drafted tokens.
+        spec: fields of `SpeculativeConfig`; None for plain decoding.
+        k: largest number of drafted tokens.
 
     Returns:
         ``flags`` (None where the engine has no such drafter), ``remark``, ``seen`` versions and ``source``.
 
     Raises:
-        InvalidParameter: no file for that engine.
+        InvalidParameter: there is no data file for that engine.
     """
     if engine not in engine_names():
         raise InvalidParameter("for", f"{engine!r} is unknown", f"use some of {', '.join(engine_names())}")
@@ -52,14 +52,14 @@ def flags_for(engine: str, spec: Mapping[str, Any] | None, k: int = 0) -> dict[s
 
 
 def _is_ours(method: str) -> bool:
-    """Whether Paceline has such a drafter, or takes it for one of the user's own."""
+    """Whether Paceline has such a drafter, or it has the form of a user's own."""
     return method in (*drafter_names(), AUTO) or ":" in method
 
 
 def _further(
     spec: Mapping[str, Any], template: str, fields: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:  # fmt: skip
-    """(flags of what else a configuration says, names of what `fields` have no flag for)."""
+    """(flags for the other fields of a configuration, names of the fields without a flag)."""
     told = {"method", "num_draft_tokens"} | ({"model"} if "{model}" in template else set())
     if not spec.get("policy_options") and spec.get("policy") == "fixed":  # how all candidates are replayed
         told.add("policy")

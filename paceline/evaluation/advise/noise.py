@@ -1,6 +1,6 @@
-"""Randomness for texts that are there already: draws that say the text, and the noise that must have said it.
+"""Randomness for replaying given texts: draws that reproduce the text, and noise conditioned on the text.
 
-Not for generating: every draw here knows the answer.
+Not for generating: every draw here knows the text.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from paceline.sampling.randomness import ROOT, Purpose
 
 
 class AlongText(CounterRandomness):
-    """Draws of a draft say the text wherever the draft's law allows it.
+    """Makes a draft's draws follow the text wherever the draft's law allows it.
 
-    So one proposal tells the draft's laws along the text, whatever it would have drawn.
+    So one proposal gives the draft's laws along the text, whatever it would have drawn.
 
     Args:
         token_ids: prompt and output.
@@ -26,17 +26,17 @@ class AlongText(CounterRandomness):
         self._token_ids = token_ids
 
     def draw(self, law: Law, position: int, purpose: Purpose, node: int = ROOT) -> int:
-        """The text's token at `position`, or the law's most probable one where the text's is impossible."""
+        """The text's token at `position`, or the law's most probable token where that one has probability 0."""
         if position < len(self._token_ids) and law.prob(self._token_ids[position]) > 0:
             return self._token_ids[position]
         return law.mode
 
 
 class NoiseOfText(CounterRandomness):
-    """The target's noise, drawn from what it must have been for a text to be said.
+    """The target's noise, drawn from its distribution conditioned on the text.
 
-    A race argmin e_y / p_y that x won: its smallest value M has the law Exp(1) whatever x is, e_x = p_x M, and, by the
-    lack of memory, e_y = p_y M + Exp(1) for all others.
+    Given that x won the race argmin e_y / p_y, the minimum M has the law Exp(1) whatever x is, e_x = p_x M, and e_y =
+    p_y M + Exp(1) for all others, by memorylessness.
 
     Args:
         first: position of the first output token.
@@ -57,7 +57,7 @@ class NoiseOfText(CounterRandomness):
         self._noise.append(noise.astype(np.float32))
 
     def exponentials(self, tokens: np.ndarray, position: int, purpose: Purpose, node: int = ROOT) -> Any:
-        """See `Randomness`; after the end of the text the noise is anything."""
+        """See `Randomness`; after the end of the text the noise is unconditioned."""
         place = position - self._first
         if purpose == "target" and 0 <= place < len(self._noise):
             return self._noise[place][tokens].astype(np.float64)

@@ -11,9 +11,9 @@ from paceline.evaluation.advise.replay import Rounds, Text
 from paceline.evaluation.stats import Pairs, time_ratio
 
 TIMING_NOISE = 0.03
-"""Relative error that measured times are taken to have, beside the difference between prompts."""
+"""Assumed relative error of measured times, in addition to the variation between prompts."""
 _CONTEXT = 8
-"""Contexts are priced in steps of so many tokens."""
+"""Contexts are rounded to multiples of this many tokens for pricing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class Prediction:
     """One candidate.
 
     Attributes:
-        draft, k, batch, dtype: drafter, most drafted tokens, requests at once, storage of the target's weights.
-        predicted: speed-up over plain decoding of as many requests; low, high: 95 %, None with too few texts.
-        tokens_per_pass: of the replay.
-        break_even: tokens per pass at which drafts as long as these would pay for themselves.
-        losing_share: of the texts, those that would be slower.
+        draft, k, batch, dtype: drafter, most drafted tokens, concurrent requests, type of the target's weights.
+        predicted: speed-up over plain decoding of as many requests; low, high: 95 % interval, None with too few texts.
+        tokens_per_pass: acceptance length of the replay.
+        break_even: tokens per pass at which drafts of this length would have a speed-up of 1.
+        losing_share: fraction of the texts that would be slower.
     """
 
     draft: str
@@ -44,10 +44,10 @@ def predict(
     draft: str, k: int, dtype: str, texts: Sequence[Text], rounds: Sequence[Rounds], prices: CandidatePrices,
     batch: int = 1,
 ) -> Prediction:  # fmt: skip
-    """The speed-up of decoding these texts with these rounds, and how far it may be off.
+    """The predicted speed-up of decoding these texts with these rounds, with its interval.
 
-    In company, texts of a family begin together, `batch` at a time in their order, as a bench asks them: a round is
-    shared by those that are not done, until the last one is. The interval comes from each text in its own company.
+    With `batch` above 1, texts of a family start together, `batch` at a time and in order, as in `paceline bench`: the
+    unfinished ones share each round. The interval is computed from the texts' own groups.
 
     Args:
         rounds: of each text.
@@ -75,7 +75,7 @@ Replayed = tuple[Text, Rounds]
 
 
 def _groups(kept: Sequence[Replayed], batch: int) -> list[list[Replayed]]:
-    """Texts that begin together; a family's first ones fill its last group."""
+    """Groups of texts that start together; a family's last group is filled up with its first texts."""
     families: dict[str, list[Replayed]] = {}
     for each in kept:
         families.setdefault(each[0].family, []).append(each)
