@@ -1,4 +1,4 @@
-"""Many models on many devices: what they cost, who asks for them, where to put them, and how that fares.
+"""Placement of many models on many devices: profiles, workloads, planners and simulators.
 
 After AlpaServe (Li et al. 2023). No tensor library and no cluster runtime: plans are made here, `serving/` runs them.
 """

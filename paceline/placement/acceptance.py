@@ -1,8 +1,8 @@
-"""How many drafted tokens stand in a simulated request: by one rate for all, or as a recorded trace tells.
+"""Accepted draft tokens of simulated requests: by a constant rate, or from a recorded trace.
 
-Rates by place do not travel between lengths, since longer drafts make rounds begin at harder places. A trace tells, for
-every place of real answers, how far a draft from there would have gone; it serves any length and any policy. Traces are
-what `paceline advise --export` writes. Not for measuring acceptance (`evaluation/advise/`).
+Rates by position are not valid for other draft lengths, since with longer drafts rounds start at harder positions. A
+trace records, for every position of real answers, how far a draft from there would be accepted; it is valid for any
+length and policy. `paceline advise --export` writes traces. Not for measuring acceptance (`evaluation/advise/`).
 """
 
 import json
@@ -16,20 +16,20 @@ import numpy as np
 from paceline.errors import InvalidParameter
 
 Offer = tuple[int, Sequence[float]]
-"""(tokens that would be drafted at a place, the chance of each to stand when those before it do)."""
+"""(number of tokens drafted at a position, conditional acceptance probability of each)."""
 
 
 class Acceptance(Protocol):
-    """Decides what becomes of a draft."""
+    """Draws the outcome of a draft."""
 
     def draft(self, request: int, num_said: int, budget: int, rng: np.random.Generator) -> tuple[int, int]:
-        """(tokens drafted, tokens that stand) for a request that has said so many tokens and may draft `budget`."""
+        """(tokens drafted, tokens accepted) for a request with `num_said` output tokens and a draft budget."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SameRate:
-    """Every drafted token stands with the chance `rate` when those before it do; as many are drafted as may be."""
+    """Drafts the whole budget; every token is accepted with probability `rate`, given that those before it were."""
 
     rate: float
 
@@ -44,13 +44,14 @@ class SameRate:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Answers with an offer at every place after the first token; requests take them in turns.
+    """Recorded answers with an offer at every position after the first token; request i uses answer i modulo their
+    number.
 
     Args:
-        answers: offers of each answer, by place. A request that says more goes on from the beginning of its answer.
+        answers: offers of each answer, by position. A longer request continues at the beginning of its answer.
 
     Raises:
-        InvalidParameter: there is no answer with a place.
+        InvalidParameter: no answer has a position.
     """
 
     answers: Sequence[Sequence[Offer]]
@@ -64,7 +65,7 @@ class Trace:
         """From a file of `paceline advise --export`.
 
         Args:
-            draft: of several drafters, the one to take; the first when left out.
+            draft: name of the drafter to use; None takes the first in the file.
 
         Raises:
             InvalidParameter: the file cannot be read, or has no trace of that drafter.
@@ -89,6 +90,6 @@ class Trace:
 
 
 def _run(stands: Sequence[float], rng: np.random.Generator) -> int:
-    """How many tokens stand before the first that falls; a chance of 1 needs no luck."""
+    """Number of tokens accepted before the first rejection; probabilities of 1 need no draw."""
     fell = rng.random(len(stands)) >= np.asarray(stands)
     return int(fell.argmax()) if fell.any() else len(stands)

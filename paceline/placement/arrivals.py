@@ -1,4 +1,4 @@
-"""Arrivals drawn from a law: Poisson, bursty (Gamma gaps), popular and unpopular models, and a trace's own look-alikes.
+"""Random arrivals: Poisson, bursty (gamma-distributed gaps), power-law model popularity, and resampled traces.
 
 Every draw takes a NumPy generator, so a seed makes it reproducible.
 """
@@ -13,13 +13,13 @@ from paceline.placement.model import MAX_CV, PlacedModel
 from paceline.placement.workload import MAX_REQUESTS, Workload, merge
 
 LEAST_CV = 1e-6
-"""Gaps more even than this are a clock's."""
+"""Coefficients of variation below this count as 0: constant gaps."""
 
 FIT_WINDOW = 60.0
 """Seconds in which a trace's rates and burstiness are taken as constant."""
 
 LEAST_GAPS = 2
-"""Gaps a window must have before its burstiness is believed; sparser ones count as Poisson."""
+"""Smallest number of gaps in a window for an estimate of its burstiness; with fewer it counts as Poisson."""
 
 
 def poisson_times(rate: float, duration: float, rng: np.random.Generator) -> np.ndarray:
@@ -58,13 +58,13 @@ def gamma_times(rate: float, cv: float, duration: float, rng: np.random.Generato
 
 
 def _first_arrival(rate: float, cv: float, rng: np.random.Generator) -> np.ndarray:
-    """The rest of the gap that time 0 falls into: a uniform part of a gap drawn with weight to its length."""
+    """Time to the first arrival of the stationary process: a uniform fraction of a length-biased gap."""
     gap = rng.gamma(cv**-2 + 1, cv**2 / rate) if cv > 0 else 1 / rate
     return np.array([gap * rng.random()])
 
 
 def draw_for_models(models: Sequence[PlacedModel], duration: float, seed: int = 0) -> Workload:
-    """Gamma arrivals over [0, duration) at every model's own rate and cv, each from a generator of its own."""
+    """Gamma arrivals over [0, duration) at every model's rate and cv, with a separate generator per model."""
     total = sum(model.rate for model in models) * duration
     if total > MAX_REQUESTS:
         raise InvalidParameter("rate", f"all models together get {total:.3g} requests", f"draw up to {MAX_REQUESTS:g}")
@@ -87,7 +87,7 @@ def assign_models(times: np.ndarray, shares: np.ndarray, rng: np.random.Generato
 
 @dataclass(frozen=True)
 class FittedWorkload:
-    """A trace told by few numbers: how often and how burstily each model is asked for, window by window.
+    """A trace summarised by each model's rate and burstiness (coefficient of variation) in each window.
 
     Attributes:
         window: seconds.

@@ -1,8 +1,8 @@
-"""The largest rate of requests that one engine serves within promises on its tokens (Sarathi-Serve's capacity).
+"""The largest request rate that one engine serves within latency objectives (the capacity of Sarathi-Serve).
 
-Agrawal et al. 2024, section 5.1: the most requests per second with the P99 time between tokens within its limit, and
-queues that do not grow. Here the first token has a limit of its own, which bounds the queue. Played by the engine's
-own scheduler (`serving_simulator.py`); not for several models or devices (`search/`).
+Agrawal et al. 2024, section 5.1: the largest rate with the P99 time between tokens within its limit and a stable queue.
+Here the time to first token has a limit too, which bounds the queue. Simulated with the engine's own scheduler
+(`serving_simulator.py`); not for several models or devices (`search/`).
 """
 
 from dataclasses import dataclass, replace
@@ -19,9 +19,9 @@ from paceline.types import Progress
 MOST_DOUBLINGS = 40
 PAGE_SIZE = 16
 MOST_TOKENS = 1e8
-"""Of all requests together: every one is a number in memory."""
+"""Largest number of tokens of all requests together, because each is a number in memory."""
 TOLERANCE = 0.02
-"""Relative, of the rate that is found."""
+"""Relative tolerance of the bisection for the rate."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Traffic:
 
     Args:
         prompt_tokens, output_tokens: means. length_cv: coefficient of variation of both.
-        num_requests: that every rate is tried with; the same draws, faster or slower.
+        num_requests: number of requests at every rate; the same draws, scaled in time.
 
     Raises:
         InvalidParameter: lengths below 1, more than `MOST_TOKENS` in all, a negative seed, or fewer than 100 requests:
-            there is no P99 of them.
+            too few for a P99.
     """
 
     prompt_tokens: float
@@ -58,11 +58,11 @@ class Traffic:
 
     @property
     def longest(self) -> int:
-        """Most tokens of a request, prompt and answer."""
+        """Largest number of tokens of a request, prompt and answer."""
         return max(each.prompt_tokens + each.output_tokens for each in self.requests(1.0))
 
     def requests(self, rate: float) -> list[TokenRequest]:
-        """The requests, `rate` of them a second."""
+        """The requests, arriving at `rate` per second."""
         rng = np.random.default_rng(self.seed)
         times = np.cumsum(rng.exponential(1.0, self.num_requests)) / rate
         prompts = drawn_lengths(self.prompt_tokens, self.length_cv, self.num_requests, rng).astype(int)
@@ -72,10 +72,10 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Promise:
-    """What `quantile` of the requests must see.
+    """Latency objectives for the given quantile of requests.
 
     Args:
-        between: seconds between tokens. first: seconds to the first token.
+        between: limit on the time between tokens, in seconds. first: limit on the time to the first token.
 
     Raises:
         InvalidParameter: seconds that are not above 0, or a quantile outside (0, 1).
@@ -93,25 +93,26 @@ class Promise:
             raise InvalidParameter("quantile", f"{self.quantile}", "give a part of 1, e.g. 0.99")
 
     def seen(self, result: ServingResult) -> tuple[float, float]:
-        """Seconds between tokens (NaN where all answers are one token) and to the first, at the quantile."""
+        """(time between tokens, time to first token) in seconds at the quantile; the former is NaN for one-token
+        answers."""
         between = float(np.quantile(result.tbt, self.quantile)) if len(result.tbt) else float("nan")
         return between, float(np.quantile(result.ttft, self.quantile))
 
     def is_kept(self, result: ServingResult) -> bool:
-        """Whether both quantiles are within their limits; where there is nothing between tokens, the first's."""
+        """Whether both quantiles are within their limits; for one-token answers only that of the first token counts."""
         between, first = self.seen(result)
         return not between > self.between and first <= self.first
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The largest rate that keeps a promise.
+    """The largest rate within the latency objectives.
 
     Attributes:
         token_budget: rows of a step.
-        rate: requests per second; 0 where even a lone request breaks the promise.
+        rate: requests per second; 0 where even a single request exceeds the limits.
         between, first: seconds at that rate, at the promise's quantile; NaN where the rate is 0, `between` also
-            where all answers are one token.
+            for one-token answers.
         throughput: output tokens per second at that rate.
     """
 
@@ -123,10 +124,10 @@ class Capacity:
 
 
 def engine_for(traffic: Traffic, profile: TokenProfile) -> ServingModel:
-    """An engine with that profile's times, seats and memory, whose model is long enough for every request.
+    """An engine with the times, concurrency and memory of `profile`, and a model length that fits every request.
 
     Raises:
-        InvalidParameter: a request that fits the memory not even alone.
+        InvalidParameter: a request does not fit into the memory even alone.
     """
     longest = traffic.longest
     config = SchedulerConfig(prefix_caching=False, max_num_seqs=profile.seats, max_model_len=longest)
@@ -139,13 +140,13 @@ def engine_for(traffic: Traffic, profile: TokenProfile) -> ServingModel:
 
 
 def capacity(model: ServingModel, traffic: Traffic, promise: Promise, token_budget: int | None = None) -> Capacity:
-    """Bisect on the rate, on the same draws at every rate.
+    """The largest rate within the objectives, by bisection with the same draws at every rate.
 
     Args:
-        token_budget: of the scheduler, in place of the model's.
+        token_budget: of the scheduler, overriding the model's.
 
     Raises:
-        InvalidParameter: a request that the scheduler refuses, or no rate at which the promise would be broken.
+        InvalidParameter: the scheduler rejects a request, or no rate exceeds the limits.
     """
     if token_budget is not None:
         tile = min(model.config.tile, token_budget)
@@ -174,7 +175,7 @@ def capacity(model: ServingModel, traffic: Traffic, promise: Promise, token_budg
 def capacities(
     model: ServingModel, traffic: Traffic, promise: Promise, budgets: list[int], progress: Progress | None = None
 ) -> list[Capacity]:
-    """`capacity` at every token budget: small ones keep tokens coming, large ones read prompts faster."""
+    """`capacity` at every token budget: small ones give short times between tokens, large ones fast prefills."""
     found = []
     for budget in budgets:
         found.append(capacity(model, traffic, promise, budget))
@@ -184,6 +185,6 @@ def capacities(
 
 
 def _lone_rate(model: ServingModel, traffic: Traffic) -> float:
-    """Requests per second one after the other."""
+    """Requests per second when served one after the other."""
     steps = traffic.output_tokens + traffic.prompt_tokens / model.config.max_num_batched_tokens
     return 1 / (steps * model.target_seconds(1))

@@ -1,4 +1,4 @@
-"""`Case`: all a planner needs to know. Its files are read by `case_file.py`."""
+"""`Case`: the input of a planner. Its files are read by `case_file.py`."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from paceline.placement.workload import Workload
 
 @dataclass(frozen=True)
 class Case:
-    """A cluster, its models, what they cost, and the requests that come.
+    """A cluster, its models, their costs, and the workload.
 
-    `drafts` are the models with drafters, by index. Where those live must be chosen (`coplacement`) before anything is
-    simulated.
+    `drafts` holds the drafters of models, by index. Where these are placed must be chosen (`coplacement`) before a
+    simulation.
 
     Raises:
-        InvalidParameter: no models, equal names, a type without a profile, or an arrival for a model that is not there.
+        InvalidParameter: no models, equal names, a type without a profile, or an arrival for an unknown model.
     """
 
     name: str
@@ -57,12 +57,12 @@ class Case:
 
     @property
     def is_generated(self) -> bool:
-        """Requests are generated token by token; otherwise they are one pass each, as in the paper."""
+        """Whether requests are generated token by token; otherwise they are one pass each, as in the paper."""
         return any(self.profile_of(m).is_generated for m in range(len(self.models)))
 
     @property
     def has_slo(self) -> bool:
-        """Some model has a deadline; otherwise placements are compared by mean latency."""
+        """Whether some model has a deadline; otherwise placements are compared by mean latency."""
         return any(model.has_slo for model in self.models)
 
     def with_workload(self, workload: Workload) -> "Case":
@@ -70,7 +70,7 @@ class Case:
         return replace(self, workload=workload)
 
     def scale_slo(self, factor: float) -> "Case":
-        """Every deadline times `factor`; models without one keep none."""
+        """The same case with every deadline times `factor`; models without one keep none."""
         models = [
             replace(
                 m,
@@ -83,7 +83,7 @@ class Case:
         return replace(self, models=tuple(models))
 
     def scale_rate(self, factor: float) -> "Case":
-        """The same arrivals `factor` times as fast."""
+        """The same case with arrivals `factor` times as fast."""
         models = tuple(replace(model, rate=model.rate * factor) for model in self.models)
         return replace(self, models=models, workload=self.workload.scale_rate(factor))
 

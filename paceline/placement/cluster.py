@@ -1,7 +1,7 @@
 """`Cluster`: the devices a placement may use.
 
-Devices of one type are alike; what a link costs is in the models' profiles (`cost.py`). Where devices come in nodes,
-the ranks that share a layer are in one node: they add up their parts twice a layer, over the links inside it.
+Devices of one type are identical; communication costs are part of the models' profiles (`cost.py`). With nodes, the
+tensor-parallel ranks of a layer are in one node, since they need two all-reduces per layer over its links.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from paceline.errors import InvalidParameter
 
 MAX_DEVICES = 65_536
 MAX_TYPES = 8
-"""Of devices in one cluster."""
+"""Largest number of device types in one cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class DeviceType:
     """Devices of one type among several.
 
     Args:
-        name: what profiles and groups call it.
-        num_devices, mem_budget, node_devices: as of `Cluster`.
-        price: of a device per hour; 0 where nobody says.
+        name: used in profiles and groups.
+        num_devices, mem_budget, node_devices: as in `Cluster`.
+        price: of a device per hour; 0 if unknown.
 
     Raises:
         InvalidParameter: see `Cluster`; or no name, or a price below 0.
@@ -42,7 +42,7 @@ class DeviceType:
 
     @property
     def cluster(self) -> "Cluster":
-        """These devices alone."""
+        """A cluster of only these devices."""
         return Cluster(self.num_devices, self.mem_budget, self.node_devices)
 
 
@@ -52,12 +52,12 @@ class Cluster:
 
     Args:
         num_devices: from 1 to `MAX_DEVICES`; of all types together.
-        mem_budget: bytes of one device that may hold weights; of the largest type.
-        node_devices: of a node, the last of which may have fewer; None for one node of them all.
-        types: where devices differ (`of_types`); empty where all are alike.
+        mem_budget: bytes of one device for weights; with several types, the largest.
+        node_devices: devices per node (the last may have fewer); None for a single node.
+        types: device types (`of_types`); empty where all devices are identical.
 
     Raises:
-        InvalidParameter: no devices, no memory on them, no devices in a node, or types of another number.
+        InvalidParameter: no devices, no memory on them, no devices in a node, or types with another number in all.
     """
 
     num_devices: int
@@ -82,7 +82,7 @@ class Cluster:
 
     @classmethod
     def of_types(cls, types: Iterable[DeviceType]) -> "Cluster":
-        """A cluster of several types. Raises InvalidParameter: none, too many, or two of one name."""
+        """A cluster of several types. Raises InvalidParameter for no types, too many, or two of the same name."""
         types = tuple(types)
         if not 1 <= len(types) <= MAX_TYPES:
             raise InvalidParameter("devices", f"{len(types)} types", f"give 1 to {MAX_TYPES}")
@@ -94,11 +94,11 @@ class Cluster:
 
     @property
     def price(self) -> float:
-        """Of all devices per hour, as far as their types say."""
+        """Price of all devices per hour; types without a price count as 0."""
         return sum(each.num_devices * each.price for each in self.types)
 
     def scale_memory(self, factor: float) -> "Cluster":
-        """Every device with `factor` times its memory."""
+        """The cluster with `factor` times the memory of every device."""
         types = tuple(replace(each, mem_budget=each.mem_budget * factor) for each in self.types)
         return replace(self, mem_budget=self.mem_budget * factor, types=types)
 
