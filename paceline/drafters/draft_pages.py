@@ -139,7 +139,7 @@ class DraftPages:
     def truncate(self, kept: Kept, length: int) -> None:
         """Drop tree nodes and all tokens from `length` on, and release the pages after it.
 
-        Where `length` lies within a shared page, that page is released too.
+        Where `length` lies within a shared page, this request releases that page too and recomputes its tokens.
         """
         kept.forget_rows()
         if length < len(kept.digests) * PAGE_SIZE:

@@ -301,9 +301,9 @@ class Hybrid:
         return saved > READING_MARGIN * reading
 
     def _is_worth_rows(self, free: _Proposal, beside: TokenTree, step: StepPrices, best: Best) -> bool:
-        """Whether merging `beside` gives more tokens per row than the step's other tokens cost.
+        """Whether the tokens that `beside` is expected to add are worth the cost of its rows, at the step's rate.
 
-        Its tokens count only where the draft fails at once, with estimated probability 1 / (1 + `best.tokens`).
+        They count only where the draft's first token is rejected, with estimated probability 1 / (1 + `best.tokens`).
         """
         if not self._unite or not len(beside):
             return False

@@ -30,7 +30,7 @@ class _Kept:
     """An allocation that is reused for some steps of the same requests.
 
     Attributes:
-        least_steps, most_steps: it is valid for the former in any case, and for the latter while no drafts are asked.
+        least_steps, most_steps: it is valid for the former in any case, and for the latter while no draft is requested.
         num_asked: total of the requests' `DraftRates.asked` when it was made.
     """
 
