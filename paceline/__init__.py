@@ -5,8 +5,8 @@
     llm = LLM(model="smollm2-135m", speculative="ngram")
     print(llm.generate("The capital of France is", SamplingParams(temperature=0))[0].text)
 
-Public names load on first use, so that importing a room that needs no model (`paceline.theory`, `paceline.scheduling`)
-stays cheap.
+Public names load on first use, so that importing a package that needs no model (`paceline.theory`,
+`paceline.scheduling`) stays cheap.
 """
 
 from importlib import import_module

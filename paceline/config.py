@@ -25,12 +25,11 @@ class SpeculativeConfig:
     Attributes:
         method: a drafter's name (``ngram``, ``suffix``, ``draft_model``, ...), ``module.path:ClassName``, or ``auto``
             (`drafters.registry.resolve_drafter` chooses).
-        num_draft_tokens: most drafted tokens a target pass verifies per request, that is rows besides the root's; 0
-            switches drafting off, None takes the method's own number (8 for most).
+        num_draft_tokens: most drafted tokens (tree nodes besides the root) that a target pass verifies per request; 0
+            switches drafting off, None takes the method's default (8 for most).
         model: the draft model of ``draft_model``.
-        rule: how drafts are verified. ``auto`` goes by the request: with a seed its text is plain sampling's, token for
-            token; without one drafted tokens are accepted by whichever exact rule accepts most. Lossy rules must be
-            named.
+        rule: how drafts are verified. ``auto`` depends on the request: with a seed, the text equals that of plain
+            sampling token for token; without one, the exact rule that accepts most is used. Lossy rules must be named.
         rule_options: the rule's own options, e.g. ``{"lenience": 0.5}``.
         policy: how many tokens are drafted each step: ``fixed``, ``heuristic``, ``confidence``, ``disco``, ``goodput``
             or ``cascade``. ``auto`` is ``goodput``, which adapts to what a pass costs and what is accepted.
@@ -69,7 +68,11 @@ class SpeculativeConfig:
 
     @classmethod
     def of(cls, value: "str | Mapping[str, Any] | SpeculativeConfig | None") -> "SpeculativeConfig | None":
-        """From what a user writes: a method's name, a mapping of fields, a config; None or "none" is plain decoding."""
+        """The config for a method's name, a mapping of fields or a config; None for None, "none" and "plain".
+
+        Raises:
+            InvalidParameter: it is none of these, or a field has a value that cannot be used.
+        """
         if value is None or isinstance(value, str):
             return None if value in (None, "none", "plain") else cls(value)
         if isinstance(value, SpeculativeConfig):
@@ -94,32 +97,33 @@ class EngineConfig:
             GPU), or ``auto``: cuda on a CUDA device, elsewhere numba where it can.
         device: torch device of the torch and cuda executors, e.g. ``cuda:0``. The cuda executor runs on ``cpu`` too,
             slowly, for tests.
-        num_threads: threads of a pass; None takes the physical cores that the process may use.
-        tensor_parallel_size: processes that share every layer. More than one process in all means the torch executor;
+        num_threads: threads of a pass; None takes the number of physical cores that the process may use.
+        tensor_parallel_size: processes that share every layer. More than one process in total means the torch executor;
             on CUDA each process has a device of its own.
-        pipeline_parallel_size: groups of such processes, each with some of the layers.
-        pipeline_layer_partition: layers of each group; None makes the groups as even as they can be.
-        pipeline_head_share: how much of the head's weights, in [0, 1], counts in that: 1 where passes decode, nearly 0
-            where they read long prompts, of which the head sees one row.
+        pipeline_parallel_size: pipeline stages, each a group of `tensor_parallel_size` processes with some layers.
+        pipeline_layer_partition: number of layers of each stage; None balances the stages.
+        pipeline_head_share: share of the output head's weights, in [0, 1], that counts in this balance: 1 for decoding,
+            nearly 0 for long prompts, for which the head computes one row only.
         max_model_len: most tokens of a request, prompt and output; None takes the model's own limit.
         max_num_seqs: most requests decoding at once.
         max_num_batched_tokens: most rows of a pass; None takes what `paceline tune --target-ms` chose, else 512.
-        kv_cache_memory_bytes: room for keys and values; pages are only touched when used. 512 MiB when neither this nor
+        kv_cache_memory_bytes: memory of the KV cache; pages are only touched when used. 512 MiB when neither this nor
             `memory_fraction` is given.
-        kv_cache_dtype: storage of keys and values on the numba executor: ``float32``, ``float16`` (half the room,
+        kv_cache_dtype: storage of keys and values on the numba executor: ``float32``, ``float16`` (half the memory,
             rounded), ``int8`` (a quarter, lossy), or ``auto``: float16 with w8a8 and gguf, else float32. The torch
             executor keeps the weights' type.
-        memory_fraction: room for keys and values as a share, in (0, 1], of the memory that is free once the model is
+        memory_fraction: memory of the KV cache as a share, in (0, 1], of the memory that is free once the model is
             loaded.
-        prefix_caching: requests that begin alike compute the common pages once.
+        prefix_caching: whether requests with a common prefix compute its pages once.
         scheduler: scheduling policy by name.
-        parse_special_tokens: control tokens written in prompts and messages (``<|im_end|>``) count as such. Off, they
-            are plain text, and nobody can end a turn but the chat template.
-        deterministic: of the cuda executor: a row's numbers are bitwise the same whatever shares its pass, as the CPU
-            kernels' always are, so that greedy and seeded texts depend neither on drafts nor on other requests; slower.
-            Off, they may where two tokens are about equally probable.
-        profile: what a pass costs: a file that `paceline tune` wrote, ``auto`` for the one in the cache, if any, or
-            ``none``. Without one a few passes are timed when the engine is made. Every pass corrects either.
+        parse_special_tokens: whether control tokens written in prompts and messages (``<|im_end|>``) are encoded as
+            such. If not, they are plain text, and only the chat template can end a turn.
+        deterministic: for the cuda executor: the logits of a row are bitwise the same whatever rows share its pass, as
+            those of the CPU kernels always are, so that greedy and seeded texts depend neither on drafts nor on other
+            requests; slower. Otherwise texts may depend on them where two tokens are about equally probable.
+        profile: measured cost of a pass: a file that `paceline tune` wrote, ``auto`` for the one in the cache, if any,
+            or ``none``. Without a profile a few passes are timed when the engine is created. In both cases the costs
+            are updated with every pass.
     """
 
     dtype: str = "auto"
@@ -178,19 +182,19 @@ class EngineConfig:
 
     @property
     def chosen_executor(self) -> Executor:
-        """The executor that is meant; ``auto`` where numba is tried first, and torch is taken where it cannot."""
+        """The executor to use; ``auto`` means numba, or torch where numba cannot run the model."""
         if self.is_parallel:
             return "torch"
         return "cuda" if self.executor == "auto" and self.device.startswith("cuda") else self.executor
 
     def in_one_process(self) -> "EngineConfig":
-        """The same for a model that stays with this process, e.g. the draft model of a parallel run."""
+        """The same config for a model that runs in this process alone, e.g. the draft model of a parallel run."""
         one = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "pipeline_layer_partition": None}
         return replace(self, **one)
 
 
 def from_mapping(cls: type[_T], values: Mapping[str, Any]) -> _T:
-    """An instance of the dataclass `cls`; a key it does not have is an error that lists those it has."""
+    """An instance of the dataclass `cls`. Raises InvalidParameter for an unknown key, listing the known ones."""
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     for key in values:
         if key not in known:

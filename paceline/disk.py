@@ -1,7 +1,7 @@
-"""Files and folders that the user named: a disk that is full or closed to us becomes one line that says what to do.
+"""Writing files and folders that the user named; a full or read-only disk becomes an error that says what to do.
 
-Long work asks before it begins, so that nothing is lost at its end, and goes on with the file it was writing. Not for
-what is in a file.
+Long operations check before they begin that their results can be written, and can resume a file that was cut off. Not
+for the contents of files.
 """
 
 import errno
@@ -18,7 +18,7 @@ def writing(field: str, place: Path) -> Iterator[None]:
     """A context that writes to `place`, a file or folder that the user named with `field`.
 
     Raises:
-        InvalidParameter: it cannot be written. torch tells of a full disk by a RuntimeError.
+        InvalidParameter: it cannot be written; raised for an OSError and for the RuntimeError of torch on a full disk.
     """
     try:
         yield
@@ -31,9 +31,9 @@ def writing(field: str, place: Path) -> Iterator[None]:
 
 @contextmanager
 def in_one_move(path: Path) -> Iterator[Path]:
-    """A context that writes the file it gives, which becomes `path` at the end: readers never see half of it.
+    """A context that yields a temporary file to write, and moves it to `path` at the end, atomically.
 
-    What went wrong in between leaves `path` as it was. Folders are made where they are missing.
+    After an error `path` is as it was. Missing parent folders are created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"partial-{os.getpid()}-{path.name}")
@@ -45,7 +45,7 @@ def in_one_move(path: Path) -> Iterator[Path]:
 
 
 def check_folder(field: str, folder: Path) -> Path:
-    """`folder`, which is made when missing. Raises InvalidParameter where nothing can be written into it."""
+    """`folder`, created when missing. Raises InvalidParameter where nothing can be written into it."""
     with writing(field, folder):
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".paceline-can-write"
@@ -55,25 +55,25 @@ def check_folder(field: str, folder: Path) -> Path:
 
 
 def check_file(field: str, path: Path) -> Path:
-    """`path`, a file whose folder is made when missing. Raises InvalidParameter where it cannot be written."""
+    """`path`, a file whose folder is created when missing. Raises InvalidParameter where it cannot be written."""
     if path.is_dir():
         raise InvalidParameter(field, f"{path} is a folder", "name a file")
-    if path.exists() and os.access(path, os.W_OK):  # also where nothing else may be put into its folder: /dev/stdout
+    if path.exists() and os.access(path, os.W_OK):  # its folder need not be writable: /dev/stdout
         return path
     check_folder(field, path.absolute().parent)
     return path
 
 
 def whole_lines(path: Path) -> list[str]:
-    """Lines of a file that is appended to; one that was cut off at its end is left out (see `cut_off`).
+    """The complete lines of a file that is appended to; a last line without newline is left out (see `cut_off`).
 
-    Only newlines end them: JSON keeps others (U+2028) in its strings.
+    Only newlines end a line: JSON strings may hold other line separators (U+2028).
     """
     return path.read_bytes().decode("utf-8", errors="replace").split("\n")[:-1]
 
 
 def cut_off(path: Path) -> None:
-    """Remove a last line that was not written whole, so that the file can be gone on with."""
+    """Remove an incomplete last line, so that the file can be appended to."""
     data = path.read_bytes()
     with path.open("r+b") as file:
         file.truncate(data.rfind(b"\n") + 1)

@@ -4,18 +4,18 @@ Every message names the field that is wrong and says what to do about it. Anythi
 
     PacelineError
     ├── InvalidParameter     a request or configuration field has a value that cannot be used (also a ValueError)
-    ├── ModelNotFound        a model name that leads nowhere
+    ├── ModelNotFound        no model of this name was found
     ├── UnsupportedModel     an architecture, quantisation or vocabulary Paceline cannot run
     ├── CorruptWeights       a weight file that is truncated, damaged or fails its checksum
     ├── WorkerDied           a process of a parallel run ended or does not answer
     ├── DownloadFailed       weights could not be fetched; what was there before is untouched
-    ├── RequestRejected      a request is turned away: it would miss its deadline, or nothing runs that could answer
+    ├── RequestRejected      a request is refused: it would miss its deadline, or no running engine could answer it
     ├── GroupLost            an accepted request cannot be answered any more
     └── EngineDead           the engine behind an AsyncLLM failed or was shut down
 
 A `DrafterWarning` says that a drafter failed and was switched off for a request, a `PolicyWarning` that a length policy
-failed and nothing is drafted any more, a `HeadWarning` that a draft head runs where it was not trained: texts are
-unchanged, only slower.
+failed and nothing is drafted any more, a `HeadWarning` that a draft head runs under conditions that it was not trained
+for. Texts do not change in these cases; generation is only slower.
 """
 
 import logging
@@ -35,7 +35,7 @@ class HeadWarning(UserWarning):
 
 
 def error_text(error: BaseException) -> str:
-    """`error` as a message shows it; its type alone where it cannot be shown: it may come from somebody else's code."""
+    """`repr(error)`, or its type alone where `repr` raises: errors may come from third-party code."""
     try:
         return repr(error)
     except Exception:
@@ -43,12 +43,12 @@ def error_text(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or its kind where it says nothing."""
+    """The first line of an error's message, or the name of its type where the message is empty."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def warn_safely(message: str, category: type[Warning]) -> None:
-    """A warning, and a line in the log where warnings are errors: this fault must not end an engine."""
+    """Issue a warning; log it instead where warning filters would raise, so that it cannot end an engine."""
     try:
         warnings.warn(message, category, stacklevel=4)
     except category:
@@ -75,11 +75,11 @@ class InvalidParameter(PacelineError, ValueError):
         self.remedy = remedy
 
     def about(self, field: str) -> "InvalidParameter":
-        """The same of a field by another name."""
+        """The same error with `field` as the name of the field."""
         return InvalidParameter(field, self.problem, self.remedy)
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
-        """It crosses processes."""
+        """Pickle by the constructor's arguments, so that the error can be sent to another process."""
         return type(self), (self.field, self.problem, self.remedy)
 
 
@@ -100,7 +100,7 @@ class DownloadFailed(PacelineError):
 
 
 class WorkerDied(PacelineError):
-    """A process of a parallel run ended or does not answer; what it last wrote is in the message."""
+    """A process of a parallel run ended or does not answer; the message holds the last output of the process."""
 
 
 class EngineDead(PacelineError):
@@ -108,11 +108,11 @@ class EngineDead(PacelineError):
 
 
 class RequestRejected(PacelineError):
-    """A request was turned away before it ran.
+    """A request was refused before it ran.
 
     Args:
         problem: why.
-        seconds_late: by how much it would have missed its deadline; None when nothing runs that could answer.
+        seconds_late: by how much it would have missed its deadline; None when it was refused for another reason.
     """
 
     def __init__(self, problem: str, seconds_late: float | None = None) -> None:
@@ -121,4 +121,4 @@ class RequestRejected(PacelineError):
 
 
 class GroupLost(PacelineError):
-    """Every group that could have answered an accepted request is gone, restarts included."""
+    """An accepted request cannot be answered: no group is left that could take it over, even after restarts."""

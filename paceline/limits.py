@@ -1,4 +1,4 @@
-"""What each field of a request may be: a `Limit` per kind of field, checked on arrival.
+"""Which values each field of a request may have: a `Limit` per kind of field, checked on arrival.
 
 A limit returns the value in plain Python types or raises `InvalidParameter`, which names the field and the remedy.
 Within these limits a request's logits stay finite, whatever the model emits, and its lists stay short. Not for limits
@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 from paceline.errors import InvalidParameter
 
 Limit = Callable[[str, Any], Any]
-"""(name of the field, what the user gave) to the value to keep. Raises InvalidParameter."""
+"""Takes (field name, value given) and returns the value to keep. Raises InvalidParameter."""
 
 _LARGEST_ID = 2**31 - 1
 """Token ids and counts of tokens fit into 32 bits."""
@@ -77,7 +77,8 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """At most `most` non-empty strings of at most `longest` characters; one string stands for itself, None for none."""
+    """At most `most` non-empty strings of at most `longest` characters; a single string is a list of one, None of none.
+    """
 
     most: int
     longest: int
@@ -150,7 +151,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A bool, or a mapping of what may be changed about one request's drafts; None stands for True."""
+    """A bool, or a mapping of options for one request's drafts; None stands for True."""
 
     def __call__(self, name: str, value: Any) -> bool | dict[str, Any]:
         if value is None or isinstance(value, bool):
@@ -179,7 +180,7 @@ class Name:
 GRAMMARS = ("json", "regex", "choice", "grammar", "structural_tag")
 """Kinds of `structured_outputs`."""
 _MOST_GRAMMAR = 1 << 16
-"""Characters of a grammar: what can be bombs is short at least."""
+"""Most characters of a grammar; bounds the work that a malicious one can cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,7 @@ class Grammar:
 
 
 def _grammar_text(name: str, kind: str, source: Any) -> str:
-    """The source as one text."""
+    """The source of a grammar as one string. Raises InvalidParameter."""
     if kind == "choice":
         source = Strings(most=1024, longest=1024)(name, source)
         if not source:
@@ -257,12 +258,12 @@ LIMITS: dict[str, Limit] = {
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """A whole number of any library, but no bool."""
+    """Whether `value` is an integer of Python or of another library, but not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _finite(value: object) -> float | None:
-    """`value` as a float; None when it is no finite real number. A bool is none."""
+    """`value` as a float; None when it is not a finite real number. A bool is not one."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return None
     try:
@@ -273,7 +274,10 @@ def _finite(value: object) -> float | None:
 
 
 def _listed(name: str, value: Any, most: int, what: str) -> tuple[Any, ...]:
-    """The first `most` + 1 entries at most are read, so that endless iterators end."""
+    """`value` as a tuple, empty for None. Raises InvalidParameter for more than `most` entries.
+
+    Reads at most `most` + 1 entries, so that endless iterators end.
+    """
     if value is None:
         return ()
     if not isinstance(value, Iterable):
@@ -303,10 +307,10 @@ def _shown(value: Any) -> str:
 
 
 def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of a JSON file, for `json.loads(..., object_pairs_hook=unrepeated)`.
+    """The dict of a JSON object without repeated keys, for `json.loads(..., object_pairs_hook=unrepeated)`.
 
     Raises:
-        ValueError: a key is given twice; JSON's own reader keeps the last without a word.
+        ValueError: a key is given twice; `json` alone silently keeps the last value.
     """
     values = dict(pairs)
     if len(values) < len(pairs):

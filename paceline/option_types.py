@@ -1,7 +1,7 @@
-"""`check_types`: options that users write, held against the types that a constructor names for them.
+"""`check_types`: check options that users write against the annotations of a constructor.
 
-An option of a drafter or a policy comes from a command line, a configuration file or a program. Here only its type is
-looked at; what a number may be, the constructor says.
+Options of drafters and policies come from a command line, a configuration file or a program. Only their types are
+checked here; the constructor checks their values.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,14 +31,14 @@ _KINDS: dict[Any, tuple[str, Callable[[object], bool]]] = {
 
 
 def check_types(constructor: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse options whose types are plain, or unions of plain ones, and are not those of their values.
+    """Check the values of `options` against the annotations of `constructor`, where these are plain types or unions.
 
     Raises:
-        InvalidParameter: for the first of them.
+        InvalidParameter: for the first option whose value has another type.
     """
     try:
         hints = get_type_hints(constructor.__init__ if isinstance(constructor, type) else constructor)
-    except (NameError, TypeError):  # types that exist for a checker alone
+    except (NameError, TypeError):  # annotations that name types imported for type checkers only
         return
     for name, value in options.items():
         hint = hints.get(name, Any)

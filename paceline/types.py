@@ -1,4 +1,4 @@
-"""The vocabulary every room shares: what a request asks for and what comes back.
+"""Types that all packages share: what a request asks for and what it returns.
 
 Standard library only, no behaviour beyond checking a request on arrival. Not the place for configuration
 (`config.py`) or for state that changes while a request runs (`scheduling/request.py`).
@@ -12,11 +12,11 @@ from paceline.errors import InvalidParameter
 from paceline.limits import LIMITS
 
 Progress = Callable[[int, int], None]
-"""Told (units done, units in all) while long work goes on."""
+"""Called with (units done, units in total) while a long operation runs."""
 NamedProgress = Callable[[str, int, int], None]
-"""Told (what is going on, units done, units in all)."""
+"""Called with (name of the current phase, units done, units in total)."""
 FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
-"""Why an output ended: a stop rule, its length, a cancellation, its time being up, or an error of its own."""
+"""Why an output ended: a stop rule, the length limit, a cancellation, the time limit, or an error of the request."""
 TokenProvenance = Literal["prompt", "target", "drafted", "bonus", "recovered"]
 """Where a token came from.
 
@@ -33,8 +33,8 @@ class SamplingParams:
 
     Attributes:
         n: samples of the same prompt, 1 to 16; its keys and values are computed once and shared.
-        temperature: 0 is greedy (the law is one-hot at the largest logit, the lowest id on ties); at most 100.
-        top_p, top_k, min_p: truncations of the law; ``top_k=0`` and ``min_p=0`` switch theirs off.
+        temperature: 0 is greedy (the distribution is one-hot at the largest logit, the lowest id on ties); at most 100.
+        top_p, top_k, min_p: truncations of the distribution; ``top_p=1``, ``top_k=0`` and ``min_p=0`` switch them off.
         repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or output;
             0.01 to 100.
         presence_penalty, frequency_penalty: subtracted from logits of tokens seen in the output, once / per count;
@@ -42,26 +42,28 @@ class SamplingParams:
         logit_bias: token id to a number in [-100, 100] added to its logit, 1024 ids at most.
         bad_words: strings that must not appear; each is tokenised and its last token forbidden after the others.
             1024 strings of 128 characters at most.
-        min_tokens: end-of-sequence and stop ids are impossible before this many output tokens, and a stop string that
-            is complete by then is ordinary text.
+        min_tokens: before this many output tokens, end-of-sequence and stop ids have probability 0, and a stop string
+            that is complete by then is ordinary text.
         max_tokens: most output tokens.
-        seed: the source of all randomness of the request; None takes a fresh one. Sample i of n has seed + i, so it
-            equals a request of its own with that seed.
+        seed: the source of all randomness of the request; None takes a fresh one. Sample i of n uses seed + i, and so
+            equals the output of a single-sample request with that seed.
         stop: strings that end the output (not included in the text), 16 of 128 characters at most.
         stop_token_ids: ids that end the output, 1024 at most.
         ignore_eos: go on after the end-of-sequence token.
-        logprobs: for every output token its log-probability, and those of that many most probable tokens, 0 to 20; None
-            for nothing. Computed from the row of logits that decided the token, so drafts do not change them.
+        logprobs: number of most probable tokens, 0 to 20, whose log-probabilities are returned for each output token,
+            besides that of the token itself; None returns none. They come from the row of logits that decided the
+            token, so drafts do not change them.
         prompt_logprobs: the same for the tokens of the prompt, which is then computed without the prefix cache.
-        logprobs_mode: ``raw``: of the model's own logits at temperature 1, as in vLLM; ``processed``: of the law that
-            is drawn from (at temperature 0 the law at temperature 1 after bias, penalties and impossible tokens).
-        speculative: False for plain decoding of this request; a mapping changes how it is drafted for:
-            ``num_draft_tokens`` (most of them), ``policy`` (``auto``, or ``fixed``: that many each time), ``rule`` (an
-            exact one, or the engine's own), ``method`` (the engine's own, or ``none``).
+        logprobs_mode: ``raw`` takes the model's own logits at temperature 1, as vLLM does; ``processed`` takes the
+            distribution that is sampled (at temperature 0: that at temperature 1 after bias, penalties and masks).
+        speculative: False decodes this request without drafts; a mapping sets options of its drafts:
+            ``num_draft_tokens`` (the most per step), ``policy`` (``auto``, or ``fixed``: that many in each step),
+            ``rule`` (an exact one, or the engine's own), ``method`` (the engine's own, or ``none``).
         structured_outputs: one of ``json`` (a schema), ``json_object`` (True), ``regex``, ``choice`` (strings),
-            ``grammar`` (Lark or GBNF), ``structural_tag``, as in vLLM: tokens that leave it are impossible, and the
-            output ends where it is complete. Needs the extra ``grammar``.
-        prediction: text (or token ids) that much of the answer may repeat: it is drafted where the answer follows it.
+            ``grammar`` (Lark or GBNF), ``structural_tag``, as in vLLM: tokens that violate it have probability 0, and
+            the output ends when it is complete. Needs the extra ``grammar``.
+        prediction: text (or token ids) that the answer is expected to repeat in large part; drafts are taken from it
+            while the answer follows it.
     """
 
     n: int = 1
@@ -96,21 +98,21 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken each time."""
+        """Whether the most probable token is always chosen."""
         return self.temperature == 0.0
 
     def sample(self, index: int) -> "SamplingParams":
-        """What sample `index` of `n` asks for by itself."""
+        """The parameters of sample `index` of `n` as a request of its own."""
         return replace(self, n=1, seed=None if self.seed is None else self.seed + index)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """How probable a token was.
+    """Log-probabilities of one token and of its most probable alternatives.
 
     Attributes:
-        logprob: natural logarithm of its probability; -infinity where it was impossible.
-        top: the most probable tokens with theirs, in falling order, lower ids first on ties.
+        logprob: natural logarithm of its probability; -infinity for probability 0.
+        top: (token id, log-probability) of the most probable tokens, in descending order, lower ids first on ties.
     """
 
     token_id: int
@@ -123,7 +125,7 @@ class TokenOutput:
     """One committed token of a stream.
 
     Attributes:
-        text: what it completes; may be empty.
+        text: the text that this token completes; empty while a character is incomplete.
         provenance: where it came from.
         logprobs: None unless asked for.
     """
@@ -139,14 +141,14 @@ class CompletionOutput:
     """One sample of a request.
 
     Attributes:
-        index: counts from 0.
+        index: number of the sample, from 0.
         stop_reason: the stop string or the one of `stop_token_ids` that ended it; None for anything else.
-        lossy: a lossy rule judged drafts of it, so that its text need not follow the target's law.
+        lossy: whether drafts were verified by a lossy rule, so that the text need not follow the target's distribution.
         error: what went wrong, when `finish_reason` is ``error``.
         logprobs: one entry for each of `token_ids`; None unless asked for.
-        num_predicted_tokens, num_accepted_predictions: tokens drafted from the request's own `prediction`, and those of
-            them that stood.
-        num_forced_tokens: tokens that its grammar forced and a draft of them brought for nothing.
+        num_predicted_tokens, num_accepted_predictions: tokens drafted from the request's own `prediction`, and how many
+            of them were accepted.
+        num_forced_tokens: accepted tokens that were drafted because the grammar allowed no other.
     """
 
     index: int
@@ -169,8 +171,8 @@ class RequestOutput:
     """The finished answer to one request.
 
     Attributes:
-        outputs: one completion for each of the `n` samples, in order. The properties below are those of the first.
-        metrics: when things happened.
+        outputs: one completion for each of the `n` samples, in order. Most properties below are those of the first.
+        metrics: times of the request.
         prompt_logprobs: one entry per prompt token, None for the first, which nothing predicts; None unless asked for.
     """
 
@@ -208,23 +210,23 @@ class RequestOutput:
 
     @property
     def error(self) -> str | None:
-        """What went wrong with the first of its samples that failed, None when none did."""
+        """The error of the first sample that failed; None when none did."""
         return next((each.error for each in self.outputs if each.error is not None), None)
 
     @property
     def lossy(self) -> bool:
-        """Whether any of its samples is lossy."""
+        """Whether any sample is lossy."""
         return any(each.lossy for each in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """When things happened to a request, in seconds on the engine's clock; of n samples the first or last to do so.
+    """Times of a request in seconds on the engine's clock: the earliest of its samples, for `finish_time` the latest.
 
     Attributes:
-        first_scheduled_time, first_token_time: None when it ended before that.
-        num_cached_tokens: prompt tokens whose keys and values were found in the cache.
-        num_preemptions: times it had to give its memory back and compute it anew.
+        first_scheduled_time, first_token_time: None when the request ended before that.
+        num_cached_tokens: prompt tokens whose keys and values were found in the prefix cache.
+        num_preemptions: how often a sample lost its cache pages and was recomputed later.
     """
 
     arrival_time: float
@@ -236,17 +238,17 @@ class RequestMetrics:
 
     @property
     def queue_seconds(self) -> float | None:
-        """From arrival to the first step that computed something for it."""
+        """Seconds from arrival to the first step that was computed for the request."""
         return None if self.first_scheduled_time is None else self.first_scheduled_time - self.arrival_time
 
     @property
     def first_token_seconds(self) -> float | None:
-        """From arrival to the first token."""
+        """Seconds from arrival to the first token."""
         return None if self.first_token_time is None else self.first_token_time - self.arrival_time
 
     @property
     def total_seconds(self) -> float:
-        """From arrival to the end."""
+        """Seconds from arrival to the end."""
         return self.finish_time - self.arrival_time
 
 
@@ -263,9 +265,9 @@ class RequestStats:
         accepted_per_pass: histogram; entry i counts the passes that emitted i + 1 tokens.
         draft_seconds, verify_seconds, other_seconds: where the wall time went; passes shared with other requests
             count in full.
-        prefill_seconds: of the steps that computed its prompt, or computed anew what a preemption took.
-        drafted_per_level, tested_per_level, accepted_per_level: drafts that had each level (depth of a tree), those in
-            which it was compared with the target, and those in which one of its nodes stood.
+        prefill_seconds: time of the steps that computed its prompt or recomputed tokens after a preemption.
+        drafted_per_level, tested_per_level, accepted_per_level: for each level (depth of a tree), the drafts that had
+            it, those in which a node of it was verified, and those in which a node of it was accepted.
     """
 
     num_drafts: int
