@@ -1,1 +1,1 @@
-"""Models as files and as passes: readers of checkpoints, tokenizers, and the executors behind `CausalLM`."""
+"""Models: readers of checkpoints, tokenizers, and the executors that implement `CausalLM`."""

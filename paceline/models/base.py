@@ -1,8 +1,8 @@
 """The contract between the engine and whatever runs a model: flat rows in, logits out.
 
 Everything a pass computes is a row: a prompt token of a prefill chunk, the last token of a decoding request, a node of
-a draft tree. Executors (`numba_executor/`, `torch_executor/`) implement `CausalLM`; nothing here knows about requests,
-schedulers or drafters.
+a draft tree. Executors (`numba_executor/`, `torch_executor/`, `cuda_executor/`) implement `CausalLM`; nothing here
+knows about requests, schedulers or drafters.
 
 Keys and values live in pages of `PAGE_SIZE` token slots; slot s is place s % PAGE_SIZE of page s // PAGE_SIZE. A row at
 position P attends to the P + 1 logical positions 0..P. The first `natural_lengths[row]` of them lie where the
@@ -27,7 +27,7 @@ PAGE_SIZE = 16
 
 
 NORMED = -1
-"""The tap after the final norm, where tap `num_hidden_layers` is the state before it."""
+"""The tap after the final norm; tap `num_hidden_layers` is the state before it."""
 
 
 def pages_for(num_tokens: int) -> int:
@@ -36,7 +36,7 @@ def pages_for(num_tokens: int) -> int:
 
 
 def slot_of(pages: Any, position: Any) -> Any:
-    """The cache slot of a `position` in a request with these `pages`; [n] int for an array of each."""
+    """The cache slot of a `position` in a request with these `pages`; [n] slots for arrays of pages and positions."""
     return pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
 
 
@@ -54,7 +54,7 @@ class Rows:
             position included when it does).
         branch_slots: [M, D] int32, slots of the logical positions natural_lengths[row] .. positions[row]; -1 after
             the end. D is 0 when the batch holds no branches.
-        logit_rows: [K] int32, rows whose logits are asked for, ascending.
+        logit_rows: [K] int32, rows whose logits are requested, ascending.
         num_keys: [M] int32, keys each row attends to, its own included; None for positions + 1, the whole context.
     """
 
@@ -83,13 +83,13 @@ class Rows:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ForwardOutput:
-    """What a pass says.
+    """What a pass returns.
 
     Attributes:
-        logits: [K, vocab] float32 of the asked rows.
+        logits: [K, vocab] float32 of the rows `Rows.logit_rows`.
         taps: hidden states [M, hidden] float32 by tapped layer.
-        peaks: K places of the largest logits, the first on ties and -1 where that is not known; None where the model
-            does not look for them.
+        peaks: K indices of the largest logits, the first on ties and -1 where unknown; None where the model does not
+            compute them.
     """
 
     logits: np.ndarray
@@ -121,10 +121,10 @@ class KVCache(Protocol):
 
 @runtime_checkable
 class TakesKeys(KVCache, Protocol):
-    """A cache that others may write to."""
+    """A cache whose keys and values can be written directly."""
 
     def write(self, slots: Sequence[int] | np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
-        """Put keys, rotated, and values [layers, len(slots), kv_heads, head_dim] float32 into `slots`; see `read`."""
+        """Store rotated keys and values [layers, len(slots), kv_heads, head_dim] float32 in `slots`; see `read`."""
         ...
 
 
@@ -141,22 +141,22 @@ class CausalLM(Protocol):
         ...
 
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
-        """One pass: writes the rows' keys and values, returns the asked logits.
+        """One pass: writes the rows' keys and values, returns the requested logits.
 
-        `taps` names hidden states: tap i enters layer i, i = num_hidden_layers leaves the last layer, and `NORMED` is
-        the state after the final norm.
+        `taps` names hidden states to return: tap i is the input of layer i, tap num_hidden_layers the output of the
+        last layer, and `NORMED` the state after the final norm.
         """
         ...
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DrawnOutput:
-    """What a pass says whose laws were drawn from where its logits are.
+    """What a pass returns whose tokens were sampled on the device that holds the logits.
 
     Attributes:
-        answers: one for each asked row of logits, None where the row itself was wanted.
-        logits: [wanted rows, vocab] float32, in order.
-        taps: as of `ForwardOutput`.
+        answers: one for each of `Rows.logit_rows`; None where the question was None.
+        logits: [rows without a question, vocab] float32, in order.
+        taps: see `ForwardOutput`.
     """
 
     answers: list[Answer | None]
@@ -166,21 +166,21 @@ class DrawnOutput:
 
 @runtime_checkable
 class DrawsLaws(Protocol):
-    """What a `CausalLM` has besides when it can answer questions about laws without handing out their logits."""
+    """A `CausalLM` that can sample and verify on its own device, without returning logits."""
 
     def forward_drawn(
         self, rows: Rows, cache: KVCache, taps: tuple[int, ...], questions: Sequence[Question | None]
     ) -> DrawnOutput:
-        """One pass as `CausalLM.forward`, with one question for each asked row of logits; None wants the row."""
+        """One pass as `CausalLM.forward`; `questions` has one entry per logit row, None to return that row's logits."""
         ...
 
 
 @runtime_checkable
 class RecordsPasses(Protocol):
-    """What a `CausalLM` has besides when the first pass of each shape takes longer than the others.
+    """A `CausalLM` whose first pass of each shape may be recorded (CUDA graphs) and then takes longer than the others.
 
     Attributes:
-        records_passes: it does so in this run.
+        records_passes: whether passes are recorded in this run.
     """
 
     records_passes: bool
@@ -188,10 +188,10 @@ class RecordsPasses(Protocol):
 
 @runtime_checkable
 class LooksAhead(Protocol):
-    """What a `CausalLM` has besides when it begins passes that it foresees before they are asked for.
+    """A `CausalLM` that starts the next pass it expects before `forward` asks for it.
 
     Attributes:
-        num_lookahead_slots: slots after each request's last token that it needs pages for.
+        num_lookahead_slots: slots after each request's last token that must have pages for this.
     """
 
     num_lookahead_slots: int
@@ -199,13 +199,13 @@ class LooksAhead(Protocol):
 
 @runtime_checkable
 class SkipsLayers(Protocol):
-    """What a `CausalLM` has besides when it can leave layers out, as self-speculation does."""
+    """A `CausalLM` that can skip layers, as self-speculation does."""
 
     def with_layers(self, layers: Sequence[int]) -> CausalLM:
-        """The same weights with only `layers` run: a layer that is left out hands its input on.
+        """A model of the same weights that runs only `layers`; a skipped layer passes its input on.
 
         Caches are those of the whole model; a pass writes and reads the keys and values of its own layers there. With
-        all layers named, logits are bitwise those of the whole model. Layers that are left out have no taps.
+        all layers named, logits are bitwise those of the whole model. Skipped layers have no taps.
 
         Raises:
             InvalidParameter: see `checked_layers`.
@@ -215,65 +215,65 @@ class SkipsLayers(Protocol):
 
 @runtime_checkable
 class NarrowsVocabulary(Protocol):
-    """What a `CausalLM` has besides when it can score the first ids of its vocabulary alone, for drafting."""
+    """A `CausalLM` that can compute the logits of only the first ids of its vocabulary, for drafting."""
 
     def with_vocabulary(self, size: int) -> CausalLM:
-        """The same weights whose passes score the ids below `size` only: their logits are [K, size].
+        """A model of the same weights that computes logits of the ids below `size` only, [K, size].
 
-        Any token may be read, caches are those of the whole model, and each logit is bitwise the whole model's. `size`
-        is at least 1; the whole vocabulary where it has no more.
+        Input tokens may be any; caches are those of the whole model, and each logit is bitwise the whole model's.
+        `size` is at least 1; from the vocabulary's size on, the whole vocabulary is scored.
         """
         ...
 
 
 @runtime_checkable
 class WeighsPages(Protocol):
-    """What a `CausalLM` has besides when it can tell where its attention goes, as page selection needs to know."""
+    """A `CausalLM` that can return its attention per page, which page selection needs."""
 
     def page_attention(self, rows: Rows, cache: KVCache) -> np.ndarray:
-        """[M, max_pages] float32: the share of each row's attention on each page of its table, one pass.
+        """Run one pass and return [M, max_pages] float32: the share of each row's attention on each page of its table.
 
-        The mean over layers and heads, so a row sums to 1 less what goes to branch slots; those are to lie outside the
-        table.
+        Shares are means over layers and heads. A row sums to 1 minus the attention on branch slots, which must lie
+        outside the table.
         """
         ...
 
 
 @runtime_checkable
 class RunsInParts(Protocol):
-    """What a `CausalLM` has besides when it cuts a pass into parts, so that several stages work on it at once."""
+    """A `CausalLM` that splits a pass into micro-batches, so that several pipeline stages work on it at once."""
 
     def keep_passes_whole(self) -> None:
-        """Cut none from now on: where other passes keep the stages busy, each part only reads all weights again."""
+        """Stop splitting passes: when other passes keep the stages busy, a split only reads all weights again."""
         ...
 
     def when_first_stage_is_free(self, call: Callable[[], None]) -> None:
-        """`call` from now on, on the thread that asked for a pass, as soon as the first stage is done with it."""
+        """Invoke `call` from now on whenever the first stage has finished a pass, on the thread that asked for it."""
         ...
 
 
 @runtime_checkable
 class RunsOnRanks(Protocol):
-    """What a `CausalLM` has besides when several processes share each of its layers.
+    """A `CausalLM` that runs on several processes.
 
     Attributes:
-        tensor_parallel_size: how many.
+        tensor_parallel_size: processes that share each layer.
     """
 
     tensor_parallel_size: int
 
     def can_share(self, config: ModelConfig) -> bool:
-        """Whether the layers of another model can be shared by as many."""
+        """Whether the layers of another model can be split among the same number of processes."""
         ...
 
     def chip(self) -> Chip:
-        """The devices and the links between them, as some passes of this model found them."""
+        """The speed of the devices and of the links between them, as measured with some passes of this model."""
         ...
 
 
 @runtime_checkable
 class RunsHeads(Protocol):
-    """What a `CausalLM` has besides when draft heads can run beside it.
+    """A `CausalLM` that draft heads can run with.
 
     Attributes:
         head_builder: module with `make_net(record, target, dtype)` and `draft_dtype(record)`; see
@@ -287,7 +287,7 @@ def checked_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
     """`layers` in ascending order.
 
     Raises:
-        InvalidParameter: none, one twice, or one that a model of `num_layers` does not have.
+        InvalidParameter: `layers` is empty, names a layer twice, or one that a model of `num_layers` does not have.
     """
     ordered = tuple(sorted(layers))
     if not ordered:

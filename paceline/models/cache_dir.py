@@ -8,11 +8,11 @@ CACHE_VARIABLE = "PACELINE_CACHE"
 """Environment variable that moves the cache."""
 
 PARTIAL = ".part"
-"""End of the name of a download that is not complete yet."""
+"""Suffix of the name of an incomplete download."""
 
 
 def cache_dir() -> Path:
-    """The cache folder: $PACELINE_CACHE, else the platform's place for caches. It need not exist yet."""
+    """The cache folder: $PACELINE_CACHE, else ``paceline`` in the platform's cache folder. It need not exist yet."""
     chosen = os.environ.get(CACHE_VARIABLE)
     return Path(chosen).expanduser() if chosen else _platform_caches() / "paceline"
 

@@ -1,6 +1,6 @@
-"""Chains of likeliest tokens drafted in one call: what models and heads that can do so hand out.
+"""Greedy draft chains of several tokens in one call, for models and heads that can compute them.
 
-Not for drawing (`drafters/`), nor for requests whose tokens depend on more than the largest logit.
+Not for sampled drafts (`drafters/`), nor for requests whose tokens depend on more than the largest logit.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -13,7 +13,7 @@ from paceline.models.base import KVCache, Rows
 class GreedyDraft(NamedTuple):
     """Drafted target ids [requests, levels] int32, and the probability of each, [requests, levels] float32.
 
-    A probability is the largest of the law at temperature 1, of a head over its own vocabulary.
+    Probabilities are those at temperature 1; those of a head are over its own vocabulary.
     """
 
     tokens: np.ndarray
@@ -22,16 +22,16 @@ class GreedyDraft(NamedTuple):
 
 @runtime_checkable
 class DraftsChains(Protocol):
-    """What a `CausalLM` has besides when it can draft several tokens without handing out logits between them."""
+    """A `CausalLM` that can draft several tokens greedily without returning logits in between."""
 
     def draft_greedy(self, rows: Rows, cache: KVCache, num_tokens: int) -> GreedyDraft:
-        """A chain of the likeliest tokens, the first on ties, below each asked row.
+        """A chain of the most probable tokens, the lowest id on ties, after each logit row.
 
-        The rows below an asked row at position p are those of positions p + 1, p + 2, .. in the pages of its segment,
-        which must hold `num_tokens` - 1 more slots; their keys and values are written there.
+        Keys and values of the drafted tokens are written to the slots of positions p + 1, p + 2, .. after a logit row
+        at position p; the pages of its segment must hold `num_tokens` - 1 more slots.
 
         Args:
-            rows, cache: as for `forward`; asked rows lie in no branch.
+            rows, cache: as for `forward`; logit rows must not be in a tree branch.
             num_tokens: tokens to draft, 1 or more.
         """
         ...

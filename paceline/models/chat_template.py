@@ -1,4 +1,4 @@
-"""Chat templates: a list of messages to the text a chat model was trained on.
+"""Chat templates turn a list of messages into the prompt format that a chat model was trained on.
 
 Templates come with the model and are programs, so they run in a sandbox (`template_sandbox.py`). Not for tokenising the
 result.
@@ -19,7 +19,7 @@ class ChatTemplate:
 
     Args:
         source: the template, in Jinja's language.
-        variables: what the template may name besides the messages, e.g. ``bos_token``.
+        variables: names available to the template besides the messages, e.g. ``bos_token``.
 
     Raises:
         UnsupportedModel: the template does not compile.
@@ -48,11 +48,11 @@ class ChatTemplate:
     ) -> str:
         """The prompt for `messages`, each with a ``role`` and a ``content``.
 
-        `add_generation_prompt` appends the opening of the assistant's turn; `variables` are what this text adds to the
-        template's own, e.g. ``tools``, and never hide the messages.
+        `add_generation_prompt` appends the opening of the assistant's turn. `variables` are further names for this
+        prompt, e.g. ``tools``; they cannot replace the messages or the template's own variables.
 
         Raises:
-            InvalidParameter: the messages are malformed, or the template refuses them (an unknown role, say).
+            InvalidParameter: the messages are malformed, or the template rejects them (e.g. an unknown role) or fails.
         """
         from jinja2 import TemplateError
 
@@ -70,7 +70,7 @@ class ChatTemplate:
                 f"the model's chat template {'refuses them' if refused else 'cannot be used'} ({shortened(error)})"
             )
             raise InvalidParameter("messages", problem, remedy) from None
-        except Exception as error:  # a template is a program: it may divide by zero or call itself for ever
+        except Exception as error:  # a template is a program: it may divide by zero or recurse endlessly
             problem = f"the model's chat template fails ({type(error).__name__}: {str(error)[:200]})"
             raise InvalidParameter("messages", problem, "give the prompt as plain text") from None
 
@@ -99,5 +99,5 @@ def _now(form: str) -> str:
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | str | None = None,
              separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:  # fmt: skip
-    """Templates expect plain JSON, and transformers' arguments; Jinja's own filter escapes it for HTML."""
+    """The filter ``tojson`` with transformers' arguments; Jinja's own filter escapes the JSON for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,9 +1,9 @@
-"""`Checkpoint`: a model's weights and tokenizer wherever they come from, read lazily.
+"""`Checkpoint`: the weights and configuration of a model in any file format, read lazily.
 
 Readers (`gguf_file.py`, `safetensors_folder.py`) implement it; executors consume it. Tensor names are the same for all
-families (``model.layers.0.self_attn.q_proj.weight``; see `families.py`), linear layers are [out, in], weights of norms
-are what is multiplied with, rotary halves are transformers' (rotate-half, not interleaved): a reader undoes what its
-format or its family does differently.
+families (``model.layers.0.self_attn.q_proj.weight``; see `families.py`). Linear layers are [out, in], norm weights are
+the factors themselves (no offset), and rotary dimensions are in halves as in transformers (not interleaved). A reader
+converts what its format or its family does differently.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Checkpoint(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A key that changes whenever the weights do; names the entry in the cache of converted weights."""
+        """A key that changes whenever the weight files do; names the entry in the cache of converted weights."""
         ...
 
     @property
@@ -45,11 +45,11 @@ class Checkpoint(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StoredBlocks:
-    """A matrix as its file has it.
+    """A matrix in the quantised blocks of its file.
 
     Attributes:
         storage: the kind of block, by GGUF's name.
-        rows: [n, bytes of a row] uint8, in our order of rows.
+        rows: [n, bytes of a row] uint8, in the order of the model's rows.
         block_bytes: bytes of a block.
     """
 
@@ -59,10 +59,10 @@ class StoredBlocks:
 
 
 def finite(values: np.ndarray, name: str, file: object) -> np.ndarray:
-    """`values`, the tensor called `name` in `file`.
+    """`values`, the tensor called `name` in `file`, after checking that they are finite.
 
     Raises:
-        CorruptWeights: one of them is not a finite number: every answer would be made of it.
+        CorruptWeights: a value is infinite or NaN.
     """
     if not np.isfinite(values).all():
         raise CorruptWeights(f"{file}: {name} holds numbers that are not finite; download the model again")
@@ -71,22 +71,22 @@ def finite(values: np.ndarray, name: str, file: object) -> np.ndarray:
 
 @runtime_checkable
 class KeepsBlocks(Protocol):
-    """What a `Checkpoint` has besides when its matrices are stored in blocks that kernels can multiply."""
+    """A `Checkpoint` that may hold matrices in quantised blocks, which kernels can multiply directly."""
 
     @property
     def storages(self) -> frozenset[str]:
-        """Every way in which tensors are stored, see `Checkpoint.storage`."""
+        """All storage types of its tensors, see `Checkpoint.storage`."""
         ...
 
     def blocks(self, name: str) -> StoredBlocks | None:
-        """The tensor called `name` as it is stored; None where its rows cannot be had so. Raises as `tensor` does."""
+        """The tensor called `name` in blocks; None where it has no rows of blocks. Raises as `tensor` does."""
         ...
 
 
 @runtime_checkable
 class LetsGo(Protocol):
-    """What a `Checkpoint` has besides when its file is mapped into memory."""
+    """A `Checkpoint` whose file is memory-mapped."""
 
     def let_go(self) -> None:
-        """Let the system take back what was read so far; it is read again when it is asked for."""
+        """Release the memory of pages that were read so far; they are read from the file again when needed."""
         ...

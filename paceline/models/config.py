@@ -1,8 +1,8 @@
 """`ModelConfig`: the parts an architecture is made of and their sizes, under the names transformers uses.
 
 Read from a ``config.json`` (`ModelConfig.from_hf`) or from GGUF metadata (`ModelConfig.from_gguf`); what sets families
-apart is in `families.py`. A setting that would change the numbers and is not implemented is refused here, first of all.
-Not for weights (`checkpoint.py`) and not for how a model is run (`paceline.config`).
+apart is in `families.py`. A setting that changes the computation and is not implemented is refused here. Not for
+weights (`checkpoint.py`) and not for how a model is run (`paceline.config`).
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ SUPPORTED_MODEL_TYPES = tuple(FAMILIES)
 _SLIDING = "sliding_attention"
 _MOST_EOS = 64
 _WIDEST_HEAD = 1 << 16
-"""Numbers; tables of positions are as wide, before a weight is seen. The widest of the families have 256."""
+"""Largest head dimension; bounds the rotary tables, which are made before weights are read. Models have up to 256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +34,23 @@ class ModelConfig:
     """Shape, parts and constants of a decoder-only transformer; the defaults are Llama's parts.
 
     Attributes:
-        model_type: transformers', one of `SUPPORTED_MODEL_TYPES`; says where files keep things, not what is computed.
-        intermediate_size: width of the feed-forward; with `experts`, of one of them.
+        model_type: transformers' name, one of `SUPPORTED_MODEL_TYPES`; selects the layout of files, not what is
+            computed.
+        intermediate_size: width of the feed-forward; with `experts`, of one expert.
         rope_inv_freq_scale: factors on the rotary_dim / 2 inverse frequencies, None for all ones.
-        rotary_dim: how much of a head turns, from its front; None for all of it.
-        rope_factor: on sines and cosines alike. rope_local_theta: the base, unscaled, in layers with a window, where
-            it is another one there. layers_without_rope: layers whose queries and keys do not turn.
-        windows: per layer how many keys a row sees, its own included; 0 for all. Empty for all layers alike.
-        attention_bias: of query, key and value. attention_out_bias: of the projection after attention.
-        qk_norm: RMS norms of queries and keys, over each head or over ``all`` of them together.
-        norm: ``layer`` norms have a bias and take the mean away. pre_norms, post_norms: before and after attention and
-            feed-forward; a norm after them comes before the residual is added.
-        attention_scale: on scores; None for head_dim^-1/2. attention_softcap, logit_softcap: c tanh(x / c); 0 for none.
-        embedding_scale, residual_scale, logit_scale: factors on embeddings, on what attention and feed-forward add,
-            and on logits.
+        rotary_dim: leading dimensions of a head that are rotated; None for all.
+        rope_factor: multiplies sines and cosines. rope_local_theta: the unscaled rotary base of layers with a window,
+            where it differs. layers_without_rope: layers whose queries and keys are not rotated.
+        windows: sliding window of each layer, in keys with the row's own included; 0 for full attention. Empty where
+            all layers have full attention.
+        attention_bias: of query, key and value. attention_out_bias: of the output projection.
+        qk_norm: RMS norms of queries and keys, over each head or over ``all`` of them together (`qk_norm_over`).
+        norm: RMS norm, or ``layer`` norm with mean subtraction and bias. pre_norms, post_norms: norms before and after
+            attention and feed-forward; a post-norm is applied before the residual is added.
+        attention_scale: factor on attention scores; None for head_dim^-1/2. attention_softcap, logit_softcap: c of
+            c tanh(x / c); 0 for none.
+        embedding_scale, residual_scale, logit_scale: factors on embeddings, on the outputs of attention and
+            feed-forward, and on logits.
     """
 
     model_type: str
@@ -109,7 +112,7 @@ class ModelConfig:
             UnsupportedModel: naming the field, when the architecture or one of its settings is not implemented.
         """
         inner = values.get("text_config")
-        if isinstance(inner, Mapping) and inner.get("model_type") in FAMILIES:  # the language model of a larger one
+        if isinstance(inner, Mapping) and inner.get("model_type") in FAMILIES:  # the language model of a multimodal one
             ids = {name: values[name] for name in ("bos_token_id", "eos_token_id") if values.get(name) is not None}
             values = {**inner, **ids}
         model_type = values.get("model_type")
@@ -124,7 +127,7 @@ class ModelConfig:
 
         Args:
             metadata: the file's key-value pairs.
-            shapes: tensor name (GGUF's) to shape, outermost dimension first; says which optional parts there are.
+            shapes: tensor name (GGUF's) to shape, outermost dimension first; shows which optional parts exist.
             rope_factors: divisors of the inverse frequencies, where the file has a tensor of them.
 
         Raises:
@@ -137,12 +140,12 @@ class ModelConfig:
 
     @property
     def is_gated(self) -> bool:
-        """Whether the feed-forward multiplies with a gate."""
+        """Whether the feed-forward has a gate projection."""
         return self.mlp != "gelu_tanh"
 
     @property
     def has_plain_layers(self) -> bool:
-        """Whether a layer is Llama's, Qwen's or a mixture: norms before, full attention, no factors or caps."""
+        """Whether layers have the parts of Llama's, dense or with experts: pre-norms, full attention, no soft caps."""
         return (
             self.norm == "rms" and self.mlp == "gated_silu" and self.position_embedding == "rotary"
             and self.pre_norms and not self.post_norms and not self.windows and not self.layers_without_rope
@@ -151,7 +154,7 @@ class ModelConfig:
         )  # fmt: skip
 
     def window(self, layer: int) -> int:
-        """How many keys a row of `layer` sees; 0 for all."""
+        """Sliding window of `layer` in keys; 0 for full attention."""
         return self.windows[layer] if self.windows else 0
 
 
@@ -192,7 +195,7 @@ def _from_hf(family: Family, values: Mapping[str, Any]) -> ModelConfig:
 
 
 def _windows_from_hf(family: Family, fields: Fields, layers: int, longest: int) -> tuple[int, ...]:
-    """Keys that a row sees, per layer; empty where every layer sees all of them."""
+    """`ModelConfig.windows` of a ``config.json``."""
     window = fields.whole("sliding_window", 0, least=0)
     asked = not family.window_asked or fields.flag("use_sliding_window", False)
     if family.window == "none" or not window or not asked or (window >= longest and not family.window_every):
@@ -220,7 +223,7 @@ def _windows_from_gguf(family: Family, own: Fields, layers: int, longest: int) -
 
 
 def _every(window: int, layers: int, every: int, first: int = 0) -> tuple[int, ...]:
-    """A window from layer `first` on, but for each `every`-th layer (0: for no layer)."""
+    """A window in the layers from `first` on, except in every `every`-th layer (0: no exception)."""
     return tuple(window if i >= first and not (every and (i + 1) % every == 0) else 0 for i in range(layers))
 
 
@@ -231,7 +234,7 @@ def _token(name: str, number: int | None, vocab_size: int | None) -> int | None:
 
 
 def _eos_ids(fields: Fields, vocab_size: int) -> tuple[int, ...]:
-    """One end or several. Raises UnsupportedModel: one is no token of the model."""
+    """End-of-sequence ids, given as one number or a list. Raises UnsupportedModel for an id outside the vocabulary."""
     name = "eos_token_id"
     several = isinstance(fields.get(name, None), (list, tuple))
     ids = fields.list(name, int, _MOST_EOS) if several else [fields.optional_whole(name)]
@@ -274,7 +277,7 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
 
 
 def _gguf_tokens(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """Begin of sequence; end of sequence and end of turn, where they differ."""
+    """`bos_token_id`, and `eos_token_ids` with the end-of-turn token where it differs."""
     fields, prefix = Fields(metadata), "tokenizer.ggml."
     bos = fields.optional_whole(f"{prefix}bos_token_id")
     ids = [fields.optional_whole(f"{prefix}{name}_token_id") for name in ("eos", "eot")]

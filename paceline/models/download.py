@@ -1,7 +1,7 @@
-"""Built-in models: weights that come as a package from the user's own package index.
+"""Built-in models, whose weights are downloaded as a package from the user's package index.
 
-pip fetches, because pip knows the user's index, proxy and certificates. A file appears in the cache only whole and with
-the right checksum. Not for hub ids (`resolve.py`).
+pip downloads them, because it knows the user's index, proxy and certificates. A file appears in the cache only complete
+and with the right checksum. Not for hub ids (`resolve.py`).
 """
 
 import errno
@@ -29,17 +29,17 @@ _ABANDONED_SECONDS = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class BuiltinModel:
-    """A model that needs no hub.
+    """A model whose weights come from the package index.
 
     Attributes:
-        name: what the user writes.
-        requirement: the package that carries the weights, pinned.
+        name: the name that users write.
+        requirement: the package that contains the weights, pinned.
         package_bytes: size of that package.
         member_suffix: end of the name of the weight file inside.
         num_bytes, sha256: of the weight file.
         licence: of the weights.
-        dtype: what ``auto`` takes for them, known before they are here (`dtypes.choose_dtype`).
-        blocks: the kinds of blocks that they are stored in.
+        dtype: the dtype that ``auto`` means for them (`dtypes.choose_dtype`), known before the download.
+        blocks: the kinds of quantised blocks that they are stored in.
     """
 
     name: str
@@ -68,23 +68,23 @@ BUILTIN_MODELS = {
         ),
     )
 }
-"""Name to built-in model; the first is the default."""
+"""Built-in models by name; the first is the default."""
 
 
 def weights_path(model: BuiltinModel) -> Path:
-    """Where the weights of `model` lie once they are downloaded."""
+    """The path of the weights of `model` in the cache."""
     return cache_dir() / "models" / f"{model.name}.gguf"
 
 
 def fetch_builtin(model: BuiltinModel, progress: Progress | None = None) -> Path:
     """Path of the weights of `model`, downloaded on first use.
 
-    A file in the cache is checked by its size, and by its sha256 once after every start of the machine and whenever it
-    was written to (`intact.py`); a damaged one is fetched again.
+    A file in the cache is checked by its size, and by its sha256 once after every boot and whenever it was written to
+    (`intact.py`); a damaged file is downloaded again.
 
     Raises:
-        DownloadFailed: the index cannot be reached, the disk is full, or the content is not what it should be. The
-            cache is then as it was before.
+        DownloadFailed: the index cannot be reached, the disk is full, or the content is wrong. The cache is then
+            unchanged.
     """
     path = weights_path(model)
     if _is_whole(model, path):
@@ -103,7 +103,7 @@ def fetch_builtin(model: BuiltinModel, progress: Progress | None = None) -> Path
 
 
 def _is_whole(model: BuiltinModel, path: Path) -> bool:
-    """Whether the weights lie in the cache as they were published."""
+    """Whether the weights in the cache are complete and undamaged."""
     if not path.is_file() or path.stat().st_size != model.num_bytes:
         return False
     if is_remembered([path], _stamp(path)):
@@ -115,12 +115,12 @@ def _is_whole(model: BuiltinModel, path: Path) -> bool:
 
 
 def _stamp(path: Path) -> Path:
-    """Where it is noted that the file at `path` was checked."""
+    """The file that records that `path` was checked."""
     return path.with_name(f"{path.name}.checked")
 
 
 def _pip_download(model: BuiltinModel, work: Path, progress: Progress | None) -> Path:
-    """Let pip fetch the package into `work`; how far it is shows in the bytes that lie there."""
+    """Download the package with pip into `work` and return its path; progress is the size of the files there."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-cache-dir",
                "--no-deps", "--only-binary=:all:", "--dest", str(work / "package"), model.requirement]  # fmt: skip
     scratch = work / "scratch"
@@ -159,7 +159,7 @@ def _report(progress: Progress | None, work: Path, total: int) -> None:
 
 
 def _take_out(model: BuiltinModel, package: Path, destination: Path) -> Path:
-    """Write the weight file inside `package` to `destination`, checking its sha256 on the way."""
+    """Extract the weight file of `package` to `destination` and check its sha256. Raises DownloadFailed."""
     try:
         with zipfile.ZipFile(package) as archive:
             members = [name for name in archive.namelist() if name.endswith(model.member_suffix)]
@@ -175,7 +175,7 @@ def _take_out(model: BuiltinModel, package: Path, destination: Path) -> Path:
 
 
 def _copy(source: IO[bytes], target: IO[bytes]) -> str:
-    """Copy in pieces and flush to disk; returns the sha256 of what went through."""
+    """Copy in chunks, flush to disk, and return the sha256 of the data."""
     digest = hashlib.sha256()
     while piece := source.read(_CHUNK):
         digest.update(piece)
@@ -186,7 +186,7 @@ def _copy(source: IO[bytes], target: IO[bytes]) -> str:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Delete what downloads that were killed left behind; younger folders may belong to a running one."""
+    """Delete the working folders of killed downloads; recent folders are kept, as their download may be running."""
     oldest = time.time() - _ABANDONED_SECONDS
     for work in folder.glob(f"{_PARTIAL}*"):
         if work.stat().st_mtime < oldest:

@@ -1,7 +1,7 @@
-"""What dtype ``auto`` means: the fastest one that leaves the weights as the file has them, on this machine.
+"""Chooses the dtype for ``auto``: the fastest one on this machine that does not round the weights noticeably.
 
-A dtype changes a model's text, so nothing is chosen for speed that rounds weights further than the file did: never int8
-or w8a8. Not for what a dtype is (`numba_executor/weights.py`, `torch_executor`).
+A dtype changes a model's text, so ``auto`` never chooses int8 or w8a8, which round weights far more than the file did.
+Not for what a dtype is (`numba_executor/weights.py`, `torch_executor`).
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def choose_dtype(asked: str, checkpoint: Checkpoint, executor: Literal["numba", 
     """`asked`, or for ``auto`` the dtype for these weights on this machine (docs/dtypes.md has the rules and reasons).
 
     Args:
-        executor: who multiplies: the CPU kernels compute in float32 whatever the storage, torch in the dtype itself.
+        executor: the CPU kernels (``numba``) compute in float32 whatever the storage, torch in the dtype itself.
         device: torch device.
     """
     if asked != AUTO:
@@ -57,19 +57,19 @@ def choose_dtype(asked: str, checkpoint: Checkpoint, executor: Literal["numba", 
 
 
 def has_blocks(checkpoint: Checkpoint) -> TypeGuard[KeepsBlocks]:
-    """Whether any matrix is stored in blocks that kernels multiply, if not most."""
+    """Whether at least one matrix is stored in blocks that kernels multiply."""
     return isinstance(checkpoint, KeepsBlocks) and not checkpoint.storages.isdisjoint(FORMATS)
 
 
 def activations_beside_blocks(device: str) -> str:
-    """The dtype of activations where a GPU multiplies blocks: bfloat16 where it computes in it, else float16."""
+    """The dtype of activations for blocks: on a GPU bfloat16 where it supports it, else float16; float32 elsewhere."""
     if not device.startswith("cuda"):
         return "float32"
     return "bfloat16" if _multiplies_bfloat16(device) else "float16"
 
 
 def _multiplies_blocks(checkpoint: Checkpoint) -> bool:
-    """Whether most weights are blocks, each kind has a kernel, and heads can be rounded in whole groups."""
+    """Whether most weights are blocks, each kind has a kernel, and `head_dim` is a multiple of the group size."""
     return (
         isinstance(checkpoint, KeepsBlocks)
         and checkpoint.storage in FORMATS
@@ -79,7 +79,7 @@ def _multiplies_blocks(checkpoint: Checkpoint) -> bool:
 
 
 def _multiplies_bfloat16(device: str) -> bool:
-    """Whether a device computes in bfloat16 itself; a CPU that does not is slower in it and rounds more."""
+    """Whether a device has bfloat16 instructions; a CPU without them is slower in bfloat16 than in float32."""
     if device.startswith("cuda"):
         import torch
 
@@ -90,7 +90,7 @@ def _multiplies_bfloat16(device: str) -> bool:
 
 
 def _available_memory() -> int:
-    """Bytes free for weights; where the system does not say, any model may be held."""
+    """Bytes of free memory; a very large number where the system does not report it."""
     if _MEMINFO.exists():
         for line in _MEMINFO.read_text().splitlines():
             if line.startswith("MemAvailable:"):

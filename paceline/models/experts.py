@@ -1,6 +1,6 @@
-"""Mixtures of experts in numbers; how their tensors are named is in `families.py`.
+"""Configuration of mixture-of-experts layers, and the shapes of their tensors; file names are in `families.py`.
 
-Every layer of a supported mixture has one; models that mix dense and sparse layers are refused here.
+In a supported model every layer has experts; models that mix dense and sparse layers are refused here.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ _MOST_EXPERTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The mixture of every layer; an expert's width is the model's `intermediate_size`.
+    """The experts of every layer; an expert's width is the model's `intermediate_size`.
 
     Attributes:
-        num_experts: feed-forwards per layer. num_experts_per_tok: how many of them a row takes.
-        norm_topk_prob: rescale the shares of the chosen ones to sum to 1.
-        shared_intermediate_size: width of the feed-forward that all rows take, 0 where there is none.
+        num_experts: feed-forward networks per layer. num_experts_per_tok: how many of them a token is routed to.
+        norm_topk_prob: whether the router's weights of the chosen experts are rescaled to sum to 1.
+        shared_intermediate_size: width of the shared expert, which all tokens use; 0 for none.
     """
 
     num_experts: int
@@ -37,7 +37,7 @@ class Experts:
 
 
 def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | None:
-    """(mixture, width of an expert) of a ``config.json``, None for a dense model.
+    """(experts, width of an expert) of a ``config.json``; None for a dense model.
 
     Raises:
         UnsupportedModel: some layers are dense, or a number is missing.
@@ -50,7 +50,7 @@ def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | No
             "experts in every layer"
         )
     width = "intermediate_size" if model_type == "mixtral" else "moe_intermediate_size"
-    count = "num_local_experts" if "num_local_experts" in fields else "num_experts"  # by transformers' version
+    count = "num_local_experts" if "num_local_experts" in fields else "num_experts"  # transformers renamed it
     shared = fields.whole("shared_expert_intermediate_size", 0, least=0) if model_type == "qwen2_moe" else 0
     normed = model_type == "mixtral" or fields.flag("norm_topk_prob", False)
     chosen = fields.whole("num_experts_per_tok")
@@ -58,7 +58,7 @@ def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | No
 
 
 def experts_from_gguf(model_type: str, own: Fields) -> tuple[Experts, int] | None:
-    """The same of a GGUF file, whose keys come without the architecture's name. Raises UnsupportedModel."""
+    """As `experts_from_hf`, from GGUF keys without the architecture's prefix. Raises UnsupportedModel."""
     if model_type not in MIXTURE_MODEL_TYPES:
         own.expect("expert_count", 0)
         return None
@@ -72,7 +72,7 @@ def experts_from_gguf(model_type: str, own: Fields) -> tuple[Experts, int] | Non
 
 
 def expert_shapes(experts: Experts, hidden: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name (inside a layer) and shape of every tensor of a mixture."""
+    """Name (inside a layer) and shape of every tensor of a mixture-of-experts feed-forward."""
     shared = experts.shared_intermediate_size
     yield "mlp.gate.weight", (experts.num_experts, hidden)
     widths = [(f"mlp.experts.{i}", inner) for i in range(experts.num_experts)]

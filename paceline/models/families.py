@@ -1,11 +1,11 @@
-"""Every family Paceline runs, each described once: where its files keep things, and which parts it has.
+"""The model families that Paceline runs: the layout of their files and the parts of their layers.
 
 A family is data: names of tensors, defaults of its ``config.json``, and the fields of `ModelConfig` in which it differs
 from Llama. The executors know parts, never families. Not for reading files (`config.py`, `sources.py`).
 
-Parts of a layer are named as Llama's are in transformers (``self_attn.q_proj``, ``mlp.down_proj``), where
-``input_layernorm`` and ``post_attention_layernorm`` stand before attention and feed-forward. Those Llama lacks:
-``self_attn.out_norm`` and ``mlp.out_norm`` after them, ``model.position_embeddings``.
+Parts of a layer have the names of Llama's in transformers (``self_attn.q_proj``, ``mlp.down_proj``), where
+``input_layernorm`` and ``post_attention_layernorm`` are the norms before attention and feed-forward. Parts that Llama
+lacks are ``self_attn.out_norm`` and ``mlp.out_norm``, the norms after them, and ``model.position_embeddings``.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,25 +25,25 @@ def _as_llama(fields: Fields) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What sets one ``model_type`` apart.
+    """How one ``model_type`` differs from Llama.
 
     Attributes:
-        model_type: transformers' name. architecture: GGUF's.
-        differs: what a reader should know, for the documentation.
-        keys: our key to the family's in ``config.json``, where they differ. defaults: what it leaves out.
-        layers: where transformers keeps a layer, with ``{}`` for its number.
-        names: our part to transformers'. stacked: transformers' part to ours, whose rows it holds in this order.
-        gguf_names, gguf_stacked: the same for GGUF, besides `GGUF_PARTS`.
-        transposed: transformers keeps linear layers as [in, out].
-        pairs: GGUF keeps rows of queries and keys in pairs (2i, 2i + 1), not in halves (i, i + head_dim / 2).
-        norm_shift: what is added to the weights of norms in transformers' files (GGUF has it added).
-        activation: values of ``hidden_act`` that are meant by the `mlp` of the parts.
-        window: which layers obey ``sliding_window``: ``none``, ``all``, ``typed`` (by ``layer_types``, where these are
+        model_type: transformers' name. architecture: GGUF's name.
+        differs: a summary of the differences, for the documentation.
+        keys: our key to the family's in ``config.json``, where they differ. defaults: values of keys that it omits.
+        layers: transformers' prefix of a layer's tensors, with ``{}`` for its number.
+        names: our part to transformers'. stacked: transformers' part to our parts, whose rows it holds in this order.
+        gguf_names, gguf_stacked: the same for GGUF, in addition to `GGUF_PARTS`.
+        transposed: whether transformers stores linear layers as [in, out].
+        pairs: whether GGUF interleaves the rows of queries and keys, (2i, 2i + 1) instead of (i, i + head_dim / 2).
+        norm_shift: what must be added to norm weights of transformers' files (GGUF has it added).
+        activation: values of ``hidden_act`` that mean the activation of `mlp`.
+        window: which layers use ``sliding_window``: ``none``, ``all``, ``typed`` (by ``layer_types``, where these are
             given) or ``listed`` (by ``layer_types``, which must be given).
-        window_asked: none does unless ``use_sliding_window`` says so.
-        window_every: without ``layer_types``, a full layer comes after this many less one; GGUF may leave out the
-            window itself, and one as long as the longest text counts too. 0: every layer has a window.
-        turns_part: whether ``partial_rotary_factor`` counts.
+        window_asked: whether windows apply only if ``use_sliding_window`` is true.
+        window_every: without ``layer_types``, every layer of this number has full attention (0: none has). If set, a
+            GGUF file may omit the window, and a window as long as the context is kept.
+        turns_part: whether ``partial_rotary_factor`` is supported.
         parts: fields of `ModelConfig` that differ, from ``config.json``. gguf_parts: the same from GGUF.
     """
 
@@ -83,7 +83,7 @@ GGUF_PARTS: Mapping[str, str] = {
     "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
 }  # fmt: skip
-"""Our part to GGUF's; ``mlp.experts.*`` are all experts of a layer, one after the other."""
+"""Our part to GGUF's; ``mlp.experts.*`` holds all experts of a layer, one after the other."""
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _POST_NORMS = {
@@ -103,7 +103,7 @@ _GELU_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 
 
 def _scaled_embeddings(fields: Fields) -> dict[str, Any]:
-    """Gemma: embeddings times the root of their width, a gelu in the gate."""
+    """Gemma: embeddings are multiplied by the square root of their width; the gate uses GELU."""
     hidden = fields.get("hidden_size", fields.get("embedding_length", 1))
     return {"mlp": "gated_gelu_tanh", "embedding_scale": float(hidden) ** 0.5}
 
@@ -119,12 +119,13 @@ def _gemma2(fields: Fields) -> dict[str, Any]:
 
 
 def _gemma3(fields: Fields) -> dict[str, Any]:
-    """Its files may name a cap of attention too, which transformers does not apply."""
+    """Gemma 3. Its files may have an attention soft cap, which transformers does not apply."""
     return _gemma2(fields) | {"qk_norm": True, "attention_softcap": 0.0}
 
 
 def _gemma2_gguf(fields: Fields) -> dict[str, Any]:
-    """llama.cpp knows the model of 27 billion weights, whose queries are scaled by hidden / heads, by its layers."""
+    """Gemma 2. As in llama.cpp, the number of layers identifies the 27B model, which scales queries by hidden / heads.
+    """
     return _scaled_embeddings(fields) | {
         "post_norms": True,
         "attention_scale": _gemma_scale(fields, 46),
@@ -289,16 +290,16 @@ FAMILIES: Mapping[str, Family] = {
         ),
     )
 }  # fmt: skip
-"""By transformers' ``model_type``."""
+"""Family by transformers' ``model_type``."""
 
 
 def family_of(model_type: str) -> Family:
-    """The family called `model_type`, which a `ModelConfig` has checked."""
+    """The family of `model_type`, which must be a key of `FAMILIES`."""
     return FAMILIES[model_type]
 
 
 def family_of_gguf(architecture: object, has_experts: bool) -> Family:
-    """The family of a GGUF file, which calls Mistral and Mixtral ``llama`` too.
+    """The family of a GGUF file; GGUF names Mistral and Mixtral ``llama``, too.
 
     Raises:
         UnsupportedModel: no family has that architecture.
@@ -312,6 +313,6 @@ def family_of_gguf(architecture: object, has_experts: bool) -> Family:
 
 
 def unknown_architecture(name: str, value: object) -> UnsupportedModel:
-    """The error about a family that cannot be run."""
+    """The error for an architecture that is not supported."""
     supported = ", ".join(FAMILIES)
     return UnsupportedModel(f"{name}: {shown(value)} is not an architecture Paceline runs; use one of {supported}")

@@ -1,12 +1,12 @@
-"""SPIRe's feedback memory in numbers: what a draft's card says of it, and keys and values made of layers' states.
+"""SPIRe's feedback memory: its parameters in a draft's card, and its keys and values from the states of the layers.
 
 Key and value of row s at layer l are those of
 
     m_s^l = |x_s^l| * sum over j of softmax(mix_l)_j x_s^j / |x_s^j|
 
-with x^0 .. x^L the residual stream before, between and after the layers and |x| its root mean square. Any executor
-makes the states. The network that learns `mix`, and where the equation is from: `torch_executor/feedback.py`; who keeps
-which rows: `feedback_draft.py`.
+with x^0 .. x^L the residual stream before, between and after the layers and |x| its root mean square. Any executor can
+compute the states. Not for training `mix` (`torch_executor/feedback.py`, which also has the source of the equation),
+nor for the cache of memory rows (`feedback_draft.py`).
 """
 
 import json
@@ -20,19 +20,19 @@ from paceline.models.rope import inverse_frequencies
 from paceline.models.save_folder import CARD
 
 KEY = "feedback"
-"""What of a draft's card says how it attends."""
+"""Key of the memory's parameters in a draft's card."""
 PASSES = 3
-"""Over a text that is read at once, in training and when a prompt is read (`torch_executor/feedback.py` says why)."""
+"""Passes over a text that is read at once, in training and for a prompt (`torch_executor/feedback.py` says why)."""
 _TINY = np.finfo(np.float32).eps
 
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """What a row may see of the rows before it.
+    """Sparse attention: a row attends to a sliding window and to attention sinks.
 
     Attributes:
-        window: those less than so many places before.
-        num_sinks: the first ones of the text.
+        window: length of the window in rows, the row's own included.
+        num_sinks: number of rows at the beginning of the text that every later row attends to.
     """
 
     window: int = 512
@@ -40,7 +40,7 @@ class Sparse:
 
 
 def has_memory(checkpoint: Checkpoint) -> bool:
-    """Whether the card beside a model says that it drafts with a feedback memory."""
+    """Whether the card of a model describes a feedback memory."""
     try:
         return KEY in json.loads((checkpoint.path / CARD).read_text(encoding="utf-8"))  # type: ignore[attr-defined]
     except (AttributeError, OSError, TypeError, ValueError):
@@ -48,10 +48,10 @@ def has_memory(checkpoint: Checkpoint) -> bool:
 
 
 def read_card(checkpoint: Checkpoint) -> tuple[Sparse, np.ndarray]:
-    """What the ``paceline.json`` beside a draft's weights says: who sees whom, and `mix` [layers, layers + 1] float32.
+    """The attention pattern and `mix` [layers, layers + 1] float32 in the ``paceline.json`` of a draft model.
 
     Raises:
-        CorruptWeights: there is none, it says nothing of a memory, or what does not fit the layers.
+        CorruptWeights: the file is missing, describes no memory, or does not fit the model.
     """
     try:
         values = json.loads((checkpoint.path / CARD).read_text(encoding="utf-8"))[KEY]  # type: ignore[attr-defined]
@@ -72,11 +72,11 @@ def read_card(checkpoint: Checkpoint) -> tuple[Sparse, np.ndarray]:
 
 
 class FeedbackWeights:
-    """What makes a memory's keys and values: of L layers the norm before attention, and the products with both.
+    """Computes a memory's keys and values with the input norms and the key and value projections of L layers.
 
     Args:
-        checkpoint: of the draft.
-        mix: [L, L + 1].
+        checkpoint: the draft model.
+        mix: [L, L + 1], see the equation above.
     """
 
     def __init__(self, checkpoint: Checkpoint, mix: np.ndarray) -> None:
@@ -97,11 +97,11 @@ class FeedbackWeights:
         self._frequencies = inverse_frequencies(config.rope_theta, self._size, config.rope_inv_freq_scale)
 
     def keys_values(self, states: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Keys, rotated, and values [L, n, key heads, head_dim] of n rows.
+        """Rotated keys and values, each [L, n, key heads, head_dim], of n rows.
 
         Args:
             states: [L + 1, n, hidden] float32, the residual stream before, between and after the layers.
-            positions: [n] of the rows in their texts.
+            positions: [n] positions of the rows in their texts.
         """
         lengths = np.sqrt(np.square(states).mean(axis=-1, keepdims=True) + _TINY)
         mixed = np.tensordot(self._shares, states / lengths, 1) * lengths[:-1]

@@ -1,7 +1,7 @@
-"""Whether weights are those that something was made from: place, size, time and a few pieces of each file.
+"""A fingerprint of weight files, for caches made from them: path, size, time and sampled contents of each file.
 
-Reading a large file whole takes seconds; a time alone is no proof, since archives and copies set it (often all to one
-value), and another model of the same sizes has as many bytes. Not for damage inside a file (`intact.py`).
+Hashing a large file takes seconds. Time and size alone do not suffice: archives and copies set the time (often all to
+one value), and another model of the same shape has the same size. Not for damage inside a file (`intact.py`).
 """
 
 import hashlib
@@ -12,7 +12,7 @@ _PIECES, _BYTES = 16, 4096
 
 
 def fingerprint_of(paths: Iterable[Path]) -> str:
-    """32 hexadecimal digits; replaced files have others."""
+    """The fingerprint of `paths`, 32 hexadecimal digits; it changes when a file is replaced."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:

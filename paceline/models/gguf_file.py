@@ -1,7 +1,7 @@
 """`GGUFCheckpoint`: a model in a GGUF file or its parts, memory-mapped and dequantised tensor by tensor.
 
-What the format does differently (names, stacked tensors, the row order of Llama's queries and keys) is told by
-`sources.py`. Not for the vocabulary (`gguf_vocabulary.py`) and not for running anything.
+`sources.py` describes what the format does differently (names, stacked tensors, the row order of Llama's queries and
+keys). Not for the vocabulary (`gguf_vocabulary.py`) and not for running a model.
 """
 
 import math
@@ -23,16 +23,16 @@ from paceline.models.sources import Source, check_complete, gguf_sources
 from paceline.models.tensor_names import check_depth
 
 _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
-"""Divisors of the inverse frequencies: Llama 3's, and LongRoPE's within the original context."""
+"""Tensors of divisors of the inverse frequencies: Llama 3's, and LongRoPE's within the original context."""
 
 
 class GGUFCheckpoint:
-    """Weights and metadata of the GGUF file at `path`, with all other parts where it is one of several.
+    """Weights and metadata of the GGUF file at `path`, including the other parts where it is one of several.
 
     Raises:
         ModelNotFound: there is no such file.
-        CorruptWeights: truncated, damaged, or without a part or a tensor that its architecture needs.
-        UnsupportedModel: an architecture, setting or storage type that cannot be run.
+        CorruptWeights: the file is truncated or damaged, or lacks a part or a tensor that its architecture needs.
+        UnsupportedModel: an architecture, setting or storage type is not supported.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -47,12 +47,12 @@ class GGUFCheckpoint:
         self._sources: dict[str, Source] = check_complete(sources, shapes, self._path)
 
     def __reduce__(self):
-        """To another process a checkpoint travels as its path."""
+        """A checkpoint is pickled as its path."""
         return GGUFCheckpoint, (self._path,)
 
     @property
     def path(self) -> Path:
-        """The file, or the part that was named."""
+        """The path that was given: the file, or one of its parts."""
         return self._path
 
     @property
@@ -62,7 +62,7 @@ class GGUFCheckpoint:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """The file's key-value pairs; the vocabulary is among them."""
+        """The file's key-value pairs, including the vocabulary."""
         return self._parts[0].header.metadata
 
     @property
@@ -97,7 +97,7 @@ class GGUFCheckpoint:
         return finite(source.values(self._read(self._entries[source.name])), name, self._path)
 
     def blocks(self, name: str) -> StoredBlocks | None:
-        """See `KeepsBlocks`: rows of blocks straight from the memory map; None for a flat tensor."""
+        """See `KeepsBlocks`: rows of blocks read from the memory map; None for a vector."""
         source = self._source(name)
         entry = self._entries[source.name]
         if len(source.shape) != 2 or len(entry.shape) < 2:
@@ -128,7 +128,7 @@ class GGUFCheckpoint:
             return raw.view(np.float32).reshape(entry.shape).copy()
         if entry.storage == "F16":
             return raw.view(np.float16).reshape(entry.shape).astype(np.float32)
-        # Imported here: it costs a tenth of a second, and a model that was converted before never comes this way.
+        # Imported here: it takes a tenth of a second and is not needed for a model that is in the cache.
         from gguf import GGMLQuantizationType, quants
 
         rows = raw.reshape(-1, entry.shape[-1] // block * block_bytes)
@@ -143,9 +143,9 @@ _SCALES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
 }  # fmt: skip
-"""Where a block has its float16 numbers."""
+"""Byte offsets of the float16 scales in a block."""
 _LARGEST_EXPONENTS = {"MXFP4": 252}
-"""Of blocks that begin with an exponent in a byte: with a larger one they hold more than a float can."""
+"""Largest exponent of blocks that begin with an exponent byte; with a larger one values overflow float32."""
 
 
 def _check_scales(rows: np.ndarray, entry: TensorEntry, path: Path) -> None:

@@ -1,7 +1,7 @@
 """The header of a GGUF file: key-value pairs and the table of tensors, read from a memory map.
 
-Written here because the format's own reader makes an array per vocabulary entry and takes seconds on a large
-vocabulary. Not for tensor contents: `gguf_file.py` reads those and leaves dequantisation to the gguf package.
+The reader of the gguf package creates an array per vocabulary entry, which takes seconds for a large vocabulary; this
+one does not. Not for tensor contents: `gguf_file.py` reads those and leaves dequantisation to the gguf package.
 """
 
 import mmap
@@ -18,7 +18,7 @@ _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MOST_DIMENSIONS = 4
 _LONGEST_ARRAY = 1 << 24
-"""Entries; the longest vocabularies have a sixtieth of them."""
+"""Most entries of an array; the largest vocabularies have a sixtieth of it."""
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
@@ -31,14 +31,14 @@ BLOCKS = {
     "IQ4_XS": (23, 256, 136), "IQ1_M": (29, 256, 56), "TQ1_0": (34, 256, 54), "TQ2_0": (35, 256, 66),
     "MXFP4": (39, 32, 17), "NVFP4": (40, 64, 36),
 }  # fmt: skip
-"""Storage types the gguf package can turn into floats: name to (number, values per block, bytes per block)."""
+"""Storage types that the gguf package can dequantise: name to (type number, values per block, bytes per block)."""
 
 _NAME_BY_NUMBER = {number: name for name, (number, _, _) in BLOCKS.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor lies. `shape` is outermost dimension first; `offset` counts bytes from the start of the file."""
+    """Location of a tensor. `shape` has the outermost dimension first; `offset` is in bytes from the file's start."""
 
     name: str
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class GGUFHeader:
 
 
 class _Cursor:
-    """Reads little-endian values one after another; running off the end is a truncated file."""
+    """Reads little-endian values one after another. Raises CorruptWeights at the end of the file."""
 
     def __init__(self, data: mmap.mmap, path: Path) -> None:
         self.data, self.path, self.at = data, path, 0
@@ -81,7 +81,7 @@ class _Cursor:
         return list(values)
 
     def strings(self, count: int) -> list[str]:
-        """A hot loop: vocabularies have hundreds of thousands of entries, so nothing is called but unpacking."""
+        """`count` strings. A hot loop, as vocabularies have hundreds of thousands of entries."""
         data, at, end = self.data, self.at, len(self.data)
         length_at = struct.Struct("<Q").unpack_from
         if count > min(_LONGEST_ARRAY, (end - at) // 8):
@@ -119,8 +119,8 @@ def read_header(data: mmap.mmap, path: Path) -> GGUFHeader:
     """Parse the header of the mapped file `data`; `path` is for messages.
 
     Raises:
-        CorruptWeights: not a GGUF file, damaged, or shorter than its table of tensors says.
-        UnsupportedModel: another GGUF version or byte order, or a storage type that cannot be dequantised.
+        CorruptWeights: the file is not GGUF, is damaged, or is shorter than its table of tensors requires.
+        UnsupportedModel: the GGUF version or byte order is not supported, or a storage type cannot be dequantised.
     """
     cursor = _Cursor(data, path)
     if data[:4] != MAGIC:
@@ -160,7 +160,7 @@ def _tensor_table(cursor: _Cursor, num_tensors: int, metadata: dict[str, Any]) -
 
 
 def _check_apart(path: Path, entries: list[TensorEntry], start: int, alignment: int) -> None:
-    """Refuse tensors of one name, off their alignment, or with bytes in common."""
+    """Refuse tensors with the same name, off their alignment, or overlapping. Raises CorruptWeights."""
     if len({entry.name for entry in entries}) < len(entries):
         raise CorruptWeights(f"{path}: two tensors have the same name; download it again")
     end, last = start, ""

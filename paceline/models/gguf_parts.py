@@ -1,4 +1,4 @@
-"""GGUF files in parts, as gguf-split makes them of large ones: ``NAME-00001-of-00003.gguf`` and its neighbours.
+"""GGUF models that gguf-split has split into parts: ``NAME-00001-of-00003.gguf`` and so on.
 
 The first part has the model's key-value pairs; every part has its own table of tensors, its number (``split.no``, from
 0 on) and how many there are (``split.count``). Not for what a table says (`gguf_header.py`).
@@ -15,11 +15,11 @@ from paceline.models.fields import Fields, shown
 from paceline.models.gguf_header import GGUFHeader, read_header
 
 PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-"""Names of parts."""
+"""Pattern of the names of parts."""
 
 
 class GGUFPart(NamedTuple):
-    """A file, its bytes and its header."""
+    """One file: its path, its memory map and its header."""
 
     path: Path
     data: mmap.mmap
@@ -31,7 +31,7 @@ def read_parts(path: Path) -> list[GGUFPart]:
 
     Raises:
         ModelNotFound: there is no such file.
-        CorruptWeights: a part is missing, damaged, or of another model; or a tensor stands in two.
+        CorruptWeights: a part is missing, damaged, or of another model, or two parts hold the same tensor.
         UnsupportedModel: see `read_header`.
     """
     one = _read(path)
@@ -52,14 +52,14 @@ def read_parts(path: Path) -> list[GGUFPart]:
 
 
 def part_names(name: str) -> list[str]:
-    """Of the name of a part those of all parts, in order; none of any other name."""
+    """The names of all parts, in order, from the name of one; empty where `name` is not that of a part."""
     found = PART.fullmatch(name)
     count = int(found["count"]) if found else 0
     return [f"{found['stem']}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1)] if found else []
 
 
 def _all_paths(path: Path, count: int) -> list[Path]:
-    """The files of all parts."""
+    """The paths of all parts. Raises CorruptWeights where one is missing or misnamed."""
     found = PART.fullmatch(path.name)
     if found is None or int(found["count"]) != count or not 1 <= int(found["number"]) <= count:
         raise CorruptWeights(

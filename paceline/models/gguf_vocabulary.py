@@ -1,7 +1,7 @@
 """The vocabulary inside a GGUF file, built into a `tokenizers` pipeline.
 
-Byte-level BPE where the file says ``gpt2``, SentencePiece's BPE where it says ``llama``. Not for how text is cut into
-words (`gguf_words.py`), nor for encoding or decoding (`tokenizer.py`).
+Byte-level BPE where the file says ``gpt2``, SentencePiece's BPE where it says ``llama``. Not for pre-tokenisation
+(`gguf_words.py`), nor for encoding or decoding (`tokenizer.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from paceline.models.fields import Fields, shown
 from paceline.models.gguf_words import word_cut
 
 _LONGEST_PIECE = 512
-"""Letters of a SentencePiece token: each way to split it is looked at."""
+"""Most characters of a SentencePiece token, since every way to split it is tried."""
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 
 
@@ -23,8 +23,8 @@ def backend_from_gguf(metadata: Mapping[str, Any]) -> Backend:
     """The `tokenizers` pipeline of a GGUF file's key-value pairs.
 
     Raises:
-        UnsupportedModel: a kind of vocabulary or pre-tokeniser that is not known here.
-        CorruptWeights: a vocabulary whose parts do not fit together.
+        UnsupportedModel: the kind of vocabulary or pre-tokeniser is unknown.
+        CorruptWeights: parts of the vocabulary are missing or do not fit together.
     """
     kind = metadata.get("tokenizer.ggml.model")
     if kind == "gpt2":
@@ -71,7 +71,11 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Backend:
 
 
 def _merges_from_scores(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose union scores best; as a merge list: every way to split every token."""
+    """BPE merges equivalent to SentencePiece's scores.
+
+    SentencePiece merges the neighbours whose union has the best score. The list therefore has every split of every
+    token into two tokens, the best score first.
+    """
 
     def splits() -> Iterator[tuple[float, int, str, str]]:
         for token, number in vocabulary.items():
@@ -113,12 +117,12 @@ def _tokens_and_types(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]
 
 
 def _vocabulary(tokens: list[str], types: list[int]) -> dict[str, int]:
-    """Token to id, without the unused ids that only fill the embedding up to a round size."""
+    """Token to id, without the unused ids that pad the embedding to a round size."""
     return {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != _UNUSED}
 
 
 def _add_tokens(backend: Backend, tokens: list[str], types: list[int]) -> None:
-    """Tokens that are found in a text as a whole: control tokens, which decoding can skip, and user-defined ones."""
+    """Add the tokens that are matched before BPE: control tokens, which decoding can skip, and user-defined ones."""
     listed = list(zip(tokens, types, strict=True))
     special = [AddedToken(t, special=True, normalized=False) for t, kind in listed if kind in (_CONTROL, _UNKNOWN)]
     defined = [AddedToken(t, special=False, normalized=False) for t, kind in listed if kind == _USER_DEFINED]

@@ -1,7 +1,7 @@
-"""How a byte-level vocabulary of a GGUF file cuts text into words before it merges letters, by ``tokenizer.ggml.pre``.
+"""Pre-tokenisers of byte-level vocabularies in GGUF files, by the name in ``tokenizer.ggml.pre``.
 
-A GGUF file has the name of a way only; the patterns are those in the ``tokenizer.json`` of the models that brought
-them. Not for vocabularies (`gguf_vocabulary.py`).
+A GGUF file has only the name of a pre-tokeniser; the patterns are those in the ``tokenizer.json`` of the models that
+introduced them. Not for vocabularies (`gguf_vocabulary.py`).
 """
 
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 
 def _of_letters(digits: str) -> str:
-    """Words of letters with one sign before them, endings by themselves, so many digits together."""
+    """Pattern of words: letters with one leading sign, English contractions apart, numbers as `digits` matches them."""
     return rf"{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}"
 
 
 def _by_case(ending: str, digits: str) -> str:
-    """The same, but a capital after a small letter begins a word."""
+    """As `_of_letters`, but an upper-case letter after a lower-case one begins a word."""
     sign = r"[^\r\n\p{L}\p{N}]?"
     words = rf"{sign}{_UPPER}*{_LOWER}+{ending}|{sign}{_UPPER}+{_LOWER}*{ending}"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}"
@@ -31,14 +31,14 @@ def _by_case(ending: str, digits: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WordCut:
-    """A way to cut.
+    """A way to split text into words before BPE.
 
     Attributes:
-        pattern: of a word; empty for GPT-2's own.
-        digits_apart: every digit is a word, before anything else.
-        composes: letters and their accents are composed first (NFC).
-        whole_first: a word that is a token is one, whatever the merges say.
-        begins: a text begins with the BOS token where the file does not say.
+        pattern: regular expression of a word; empty for GPT-2's.
+        digits_apart: whether every digit is split off first.
+        composes: whether text is normalised to NFC first.
+        whole_first: whether a word that is a token becomes that token without applying merges.
+        begins: whether a BOS token is added where the file does not say.
     """
 
     pattern: str = ""
@@ -48,7 +48,7 @@ class WordCut:
     begins: bool = False
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """What `tokenizers` cuts with."""
+        """The pre-tokeniser as an object of `tokenizers`."""
         steps: list[pre_tokenizers.PreTokenizer] = []
         if self.digits_apart:
             steps.append(pre_tokenizers.Digits(individual_digits=True))
@@ -75,12 +75,12 @@ WORD_CUTS: Mapping[str, WordCut] = {
     "tekken": _TEKKEN,
     "gpt-4o": _GPT4O,
 }
-"""By the names that converters write: SmolLM2 and Granite 3 (``refact``), Phi-4 and OLMo 2 (``dbrx``), Phi-4-mini
-(``gpt-4o``), Mistral from Nemo on (``tekken``)."""
+"""Pre-tokenisers by the names that converters write. SmolLM2 has ``smollm``, Granite 3 ``refact``, Phi-4 and OLMo 2
+``dbrx``, Phi-4-mini ``gpt-4o``, Mistral from Nemo on ``tekken``."""
 
 
 def word_cut(name: object) -> WordCut:
-    """The way called `name`. Raises UnsupportedModel for an unknown one: another cut makes other tokens, quietly."""
+    """The pre-tokeniser called `name`. Raises UnsupportedModel for an unknown name, as a wrong one changes tokens."""
     found = WORD_CUTS.get(name) if isinstance(name, str) else None
     if found is None:
         raise UnsupportedModel(

@@ -1,8 +1,8 @@
-"""Models by hub id: which files a repository has, which of them are wanted, and bringing these into the cache.
+"""Models by hub id: lists the files of a repository, chooses those to load, and downloads them into the cache.
 
-Spoken is the hub's own protocol (``/api/models/ID/revision/REVISION?blobs=true`` lists files with sizes and SHA-256,
-``/ID/resolve/COMMIT/FILE`` gives one), at HF_ENDPOINT where that is set, with the token in HF_TOKEN. Not for how a file
-comes (`transfer.py`) or where copies lie (`hub_copies.py`).
+Uses the hub's HTTP API (``/api/models/ID/revision/REVISION?blobs=true`` lists files with sizes and SHA-256,
+``/ID/resolve/COMMIT/FILE`` returns one), at HF_ENDPOINT where that is set, with the token in HF_TOKEN. Not for the
+transfer of a file (`transfer.py`) or the layout of the cache (`hub_copies.py`).
 """
 
 import os
@@ -23,21 +23,21 @@ from paceline.models.transfer import Remote, fetch_file, read_url
 from paceline.types import Progress
 
 _PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")
-"""What a repository of GGUF files gives where nobody says which."""
+"""Quantisations of a GGUF repository that are tried, in order, when none is named."""
 _NO_MODELS = ("mmproj", "imatrix")
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf)")
 _QUANT = re.compile(r"(?:UD-)?I?Q\d\w*|B?F(?:16|32)|MXFP4\w*|TQ\d\w*", re.IGNORECASE)
 
 
 def pull(name: HubName, progress: Progress | None = None) -> Pulled:
-    """Bring what `name` says from the hub, as it is there now; what is here already is not fetched again.
+    """Download the current state of `name` from the hub; files that are in the cache are not fetched again.
 
     Args:
-        progress: called with (bytes here, bytes in all).
+        progress: called with (bytes present, bytes in total).
 
     Raises:
         ModelNotFound: the hub has no such repository, revision or quantisation.
-        DownloadFailed: it cannot be fetched, or is not what the hub says it is.
+        DownloadFailed: a file cannot be fetched, or differs from what the hub lists.
     """
     commit, files = _listing(name)
     chosen, load = _choose(name, files)
@@ -69,7 +69,7 @@ def _report(progress: Progress | None, before: int, total: int, here: int, of_fi
 
 
 def _listing(name: HubName) -> tuple[str, list[HubFile]]:
-    """The commit that a revision stands for, and the files of it."""
+    """The commit of a revision, and its files."""
     url = f"{_endpoint()}/api/models/{name.id}/revision/{quote(name.revision, safe='')}?blobs=true"
     try:
         values = parse_object(read_url(url, _headers()), url)
@@ -84,7 +84,7 @@ def _listing(name: HubName) -> tuple[str, list[HubFile]]:
 
 
 def _file(entry: object) -> HubFile | None:
-    """An entry of a listing; None for what has no size, or a name that leads out of the folder."""
+    """The file of an entry in a listing; None where it has no size, or a name that leads out of the folder."""
     fields = Fields(entry) if isinstance(entry, Mapping) else Fields({})
     path, digest = fields.text("rfilename", ""), fields.inner("lfs").text("sha256", "")
     size = fields.whole("size", -1, least=-1, most=1 << 50)

@@ -1,8 +1,8 @@
-"""Copies of models of the hub in the cache: their names, and which of them are whole.
+"""Cached copies of hub models: their names, and which of them are complete.
 
-``hf:owner/model`` is a folder of safetensors, ``hf:owner/model:Q4_K_M`` the GGUF file of that quantisation,
-``@revision`` after either a branch, tag or commit. A copy lies under its commit, so what was pulled stays what it is
-until it is pulled again. Not for how copies are made (`hub.py`); nothing here asks the network.
+``hf:owner/model`` names a folder of safetensors, ``hf:owner/model:Q4_K_M`` the GGUF file of that quantisation, each
+with an optional ``@revision`` (branch, tag or commit). A copy is stored under its commit, so it does not change until
+the model is pulled again. Not for downloads (`hub.py`); nothing here uses the network.
 """
 
 import json
@@ -25,14 +25,14 @@ from paceline.models.json_file import read_json
 _NAME = re.compile(r"(?P<prefix>hf:)?(?P<id>\w[\w.-]*/\w[\w.-]*)(:(?P<quant>[\w.-]+))?(@(?P<revision>\w[\w./-]*))?")
 _PULLED = "pulled.json"
 FOLDER_FILES = ("*.json", "model*.safetensors", "*.jinja")
-"""Names of the files of a model folder, none of which lies in a folder below."""
+"""Patterns of the files of a model folder; files in its subfolders do not count."""
 COMMIT = re.compile(r"[0-9a-f]{7,64}")
-"""What the hub calls a state of a repository."""
+"""Pattern of a commit hash."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A model on the hub: the repository, the quantisation that is wanted of it (or ""), its revision."""
+    """A model on the hub: repository id, wanted quantisation (or ""), and revision."""
 
     id: str
     quant: str = ""
@@ -40,12 +40,12 @@ class HubName:
 
     @property
     def folder(self) -> Path:
-        """Where copies of the repository lie."""
+        """The cache folder of the repository."""
         return cache_dir() / "hub" / self.id.replace("/", "--")
 
     @property
     def key(self) -> str:
-        """What of the repository is meant, and in which revision."""
+        """Key of this quantisation and revision in the repository's records."""
         return f"{self.quant.upper()}@{self.revision}"
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class HubName:
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository. `sha256` is None for small ones, of which the hub does not say it."""
+    """A file of a repository. `sha256` is None for small files, for which the hub does not list it."""
 
     name: str
     num_bytes: int
@@ -64,7 +64,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A copy in the cache: the name it was pulled by, the GGUF file or folder to load, its commit, its files."""
+    """A complete copy: the name it was pulled by, the GGUF file or folder to load, its commit, its files."""
 
     name: str
     path: Path
@@ -73,7 +73,7 @@ class Pulled:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all files."""
+        """Total size of the files."""
         return sum(file.num_bytes for file in self.files)
 
 
@@ -86,12 +86,12 @@ def hub_name(name: str) -> HubName | None:
 
 
 def pulled(name: HubName) -> Pulled | None:
-    """The copy of `name` that was pulled last; None where there is none, or no longer all of it."""
+    """The copy of `name` that was pulled last; None where there is none or files of it are missing."""
     return _as_pulled(name, _records(name.folder).get(name.key))
 
 
 def all_pulled() -> list[Pulled]:
-    """Every whole copy in the cache."""
+    """Every complete copy in the cache."""
     found = []
     for folder in sorted((cache_dir() / "hub").glob("*--*")):
         for key, record in _records(folder).items():
@@ -101,16 +101,16 @@ def all_pulled() -> list[Pulled]:
 
 
 def unfinished() -> list[tuple[Path, int]]:
-    """Files of which only a part is here, and how many bytes of each."""
+    """Partly downloaded files, each with the number of bytes present."""
     parts = sorted((cache_dir() / "hub").glob(f"*--*/*/**/*{PARTIAL}"))
     return [(part.with_suffix(""), part.stat().st_size) for part in parts]
 
 
 def reuse(name: HubName, commit: str, file: HubFile) -> None:
-    """Take from earlier commits what they have of a file: most commits change a page of text only.
+    """Reuse what other commits in the cache have of `file`, since most commits do not change weights.
 
-    Of whole copies that is a file of the same content. What an interrupted pull left is checked like anything that
-    arrives (`transfer.py`).
+    A file of the same content in a complete copy is linked; so is a complete file that an interrupted pull left, and a
+    partial one is moved here. `transfer.py` then checks or completes them like any download.
     """
     target = name.folder / commit / file.name
     if file.sha256 is None or target.exists():
@@ -118,7 +118,7 @@ def reuse(name: HubName, commit: str, file: HubFile) -> None:
     copies = filter(None, (_as_pulled(name, record) for record in _records(name.folder).values()))
     same = [name.folder / copy.commit / file.name for copy in copies if file in copy.files]
     target.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(OSError):  # a disk without links, or one that is full: it is fetched
+    with suppress(OSError):  # a file system without links, or a full one: the file is fetched
         if found := same or _left_whole(name, commit, file):
             os.link(found[0], target)
         else:
@@ -126,14 +126,14 @@ def reuse(name: HubName, commit: str, file: HubFile) -> None:
 
 
 def _left_whole(name: HubName, commit: str, file: HubFile) -> list[Path]:
-    """Files of this size in what interrupted pulls of other commits left."""
+    """Files of the same name and size that interrupted pulls of other commits left."""
     noted = _paths(name, _records(name.folder))
     found = [folder / file.name for folder in _others(name, commit)]
     return [p for p in found if p not in noted and p.is_file() and p.stat().st_size == file.num_bytes]
 
 
 def _take_part(name: HubName, commit: str, file: HubFile) -> None:
-    """Go on with the part of a file that an interrupted pull of another commit left, unless it is running now."""
+    """Move here the part of `file` that an interrupted pull of another commit left, unless that pull is running now."""
     target = name.folder / commit / file.name
     mine = target.with_name(f"{target.name}{PARTIAL}")
     for folder in _others(name, commit):
@@ -148,15 +148,15 @@ def _take_part(name: HubName, commit: str, file: HubFile) -> None:
 
 
 def _others(name: HubName, commit: str) -> list[Path]:
-    """Folders of other commits."""
+    """Folders of other commits, newest first."""
     folders = [p for p in name.folder.iterdir() if p.is_dir() and COMMIT.fullmatch(p.name) and p.name != commit]
     return sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True)
 
 
 def note_pulled(name: HubName, commit: str, load: str, files: Sequence[HubFile]) -> None:
-    """Write down that `files` are here and which one (or "" for their folder) is to be loaded.
+    """Record that `files` are complete and which one (or "" for their folder) is to be loaded.
 
-    Files of the copy that this one takes the place of go, unless another name has them too.
+    Files of the copy that this one replaces are deleted, unless another record lists them.
     """
     path, records = name.folder / _PULLED, _records(name.folder)
     before = _paths(name, records)
@@ -165,18 +165,18 @@ def note_pulled(name: HubName, commit: str, load: str, files: Sequence[HubFile])
     with in_one_move(path) as file:
         file.write_text(json.dumps(records, indent=1), encoding="utf-8")
     for old in before - _paths(name, records):
-        with suppress(OSError):  # Windows keeps files that a process reads
+        with suppress(OSError):  # Windows does not delete files that are open
             old.unlink()
 
 
 def _paths(name: HubName, records: Mapping[str, Any]) -> set[Path]:
-    """The files of all whole copies."""
+    """The files of all complete copies."""
     copies = filter(None, (_as_pulled(name, record) for record in records.values()))
     return {name.folder / copy.commit / file.name for copy in copies for file in copy.files}
 
 
 def _records(folder: Path) -> dict[str, Any]:
-    """What was noted; nothing where the note is damaged, and then it is pulled again."""
+    """The records of a repository; empty where they are missing or damaged, so that models are pulled again."""
     path = folder / _PULLED
     try:
         return read_json(path) if path.is_file() else {}
@@ -185,7 +185,7 @@ def _records(folder: Path) -> dict[str, Any]:
 
 
 def _as_pulled(name: HubName, record: object) -> Pulled | None:
-    """A record whose files are still there in full."""
+    """The copy of a record; None where the record is damaged or a file is missing or has another size."""
     if not isinstance(record, Mapping):
         return None
     try:

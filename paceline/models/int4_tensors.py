@@ -1,10 +1,10 @@
 """4-bit integer weights in safetensors folders: GPTQ, AWQ, and compressed-tensors' pack-quantized (w4a16).
 
-Each keeps a linear layer as codes of 4 bits, eight to a 32-bit number, with a float16 scale and maybe a zero point per
-group of 32 to 128 inputs: weight = scale * (code - zero point). Here they become rows of blocks of 32 codes, the form
-in which the kernels multiply them (Q4_0 where the zero point is 8 everywhere, else `INT4`); a scale is repeated for
-every 32 of its group. Where inputs were sorted by importance (act-order) the inputs of a group lie anywhere: such
-layers have values, but no blocks. Not for reading files (`safetensors_folder.py`).
+Each format stores a linear layer as 4-bit codes, eight to a 32-bit word, with a float16 scale and possibly a zero point
+per group of 32 to 128 inputs: weight = scale * (code - zero point). This module converts them to rows of blocks of 32
+codes, which the kernels multiply (Q4_0 where all zero points are 8, else `INT4`); a scale is repeated for every 32
+codes of its group. With act-order (inputs sorted by importance) the inputs of a group are not contiguous; such layers
+have values, but no blocks. Not for reading files (`safetensors_folder.py`).
 """
 
 from collections.abc import Callable, Mapping
@@ -20,26 +20,26 @@ from paceline.models.fields import shown
 _PER_WORD = 8
 _BLOCK = 32
 _MIDDLE = 8
-"""The code of a weight of 0 where codes are symmetric."""
+"""The zero point of symmetric codes."""
 _ONES = np.uint32(0x11111111)
-"""1 in each of eight codes. GPTQ's first format keeps words of zero points less this, as whole numbers: a code of 0
-borrows from its neighbour."""
+"""1 in each of eight codes. GPTQ's first format stores words of zero points minus this word; the subtraction is one of
+32-bit integers, so a zero point of 0 borrows from its neighbour."""
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight neighbouring columns each nibble of an AWQ word holds, lowest first."""
 _INT4_BYTES, _Q4_0_BYTES = 20, 18
 _ENDLESS = 65520
-"""What float16 rounds to infinity."""
+"""Smallest number that rounds to infinity in float16."""
 
 Read = Callable[[str], np.ndarray]
-"""Name of a stored tensor to its values as they are."""
+"""Takes the name of a stored tensor, returns its values in their stored type (bfloat16 as float32)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Int4Matrix:
     """A linear layer [n, k]: codes uint8 [n, k], scales float32 [n, groups], zeros uint8 [n, groups].
 
-    `blocks` keep scales as float16, `values` as they are. `order` [k] is the group of every input where these are not
-    runs of equal length.
+    `blocks` rounds scales to float16, `values` uses them as they are. `order` [k] is the group of every input; None
+    where groups are contiguous runs of equal length.
     """
 
     codes: np.ndarray
@@ -62,7 +62,7 @@ class Int4Matrix:
         return (whole * self.scales[:, :, None]).reshape(n, k)
 
     def blocks(self, layer: str) -> StoredBlocks | None:
-        """Rows of blocks of 32 codes; None where groups are no runs.
+        """Rows of blocks of 32 codes; None where groups are not contiguous.
 
         Raises:
             InvalidParameter: naming `layer`, when a scale is too large for float16.
@@ -92,9 +92,9 @@ class Int4Scheme:
 
     Attributes:
         method: ``gptq``, ``awq`` or ``compressed-tensors``.
-        stem: the stored tensor, after the layer's name, that says a layer is stored so. order: the one that says the
-            group of every input.
-        zeros_less_one: whether stored zero points are less 1, as in GPTQ's first format.
+        stem: name, after the layer's name, of the stored tensor of codes; it marks a quantised layer. order: that of
+            the tensor with the group of every input.
+        zeros_less_one: whether stored zero points are the true ones minus 1, as in GPTQ's first format.
     """
 
     method: str
@@ -103,7 +103,7 @@ class Int4Scheme:
     zeros_less_one: bool = False
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """[n, k] of a layer whose stored codes have this shape."""
+        """Shape [n, k] of a layer whose stored codes have the shape `stored`."""
         if len(stored) != 2:
             return stored
         first, second = stored
@@ -115,7 +115,7 @@ class Int4Scheme:
 
         Raises:
             CorruptWeights: parts are missing or do not fit together, or a scale is not finite.
-            UnsupportedModel: groups that are no multiple of 32.
+            UnsupportedModel: the group size is not a multiple of 32.
         """
         try:
             found = _READERS[self.method](layer, read, names, self.zeros_less_one)
@@ -132,7 +132,7 @@ class Int4Scheme:
         return found
 
     def keeps_runs(self, read: Read, names: Mapping[str, Any]) -> bool:
-        """Whether the groups of all layers are runs of inputs, so that all have blocks."""
+        """Whether the groups of all layers are contiguous inputs, so that all layers have blocks."""
         end = f".{self.order}"
         orders = [read(name) for name in names if name.endswith(end)]
         return all(_is_order(order) and (not order.any() or _in_runs(order, int(order.max()) + 1)) for order in orders)
@@ -144,24 +144,24 @@ class Int4Scheme:
         order, count = read(name), found.scales.shape[1]
         if not _is_order(order) or order.shape != found.codes.shape[1:] or order.max() >= count:
             raise ValueError(f"{self.order} {order.shape} for {count} groups")
-        return None if not order.any() or _in_runs(order, count) else order  # all 0: never filled in, see ExLlamaV2
+        return None if not order.any() or _in_runs(order, count) else order  # all 0: not filled in, see ExLlamaV2
 
 
 def _is_order(order: np.ndarray) -> bool:
-    """Whether these can be numbers of groups."""
+    """Whether `order` can be an array of group indices."""
     return order.ndim == 1 and len(order) > 0 and order.dtype.kind == "i" and bool(order.min() >= 0)
 
 
 def _in_runs(order: np.ndarray, count: int) -> bool:
-    """Whether the inputs of each of `count` groups are neighbours, and as many as those of any other."""
+    """Whether `order` describes `count` contiguous groups of equal length."""
     return len(order) % count == 0 and np.array_equal(order, np.arange(len(order)) // (len(order) // count))
 
 
 def scheme_of(config: Mapping[str, Any]) -> Int4Scheme | None:
-    """How a model is quantised, by the ``quantization_config`` of its config.json; None when it is not.
+    """The scheme in the ``quantization_config`` of a config.json; None for an unquantised model.
 
     Raises:
-        UnsupportedModel: quantised in another way, which is named.
+        UnsupportedModel: the model is quantised in a way that is not supported.
     """
     quantization = config.get("quantization_config")
     if quantization is None:
@@ -185,19 +185,20 @@ def scheme_of(config: Mapping[str, Any]) -> Int4Scheme | None:
 
 
 def _gptq_format(quantization: Mapping[str, Any]) -> str:
-    """How codes lie; ``marlin`` and the like have the same names for another order."""
+    """The checkpoint format of a GPTQ model; ``marlin`` and others store codes in another order under the same names.
+    """
     if quantization.get("is_marlin_format"):
         return "marlin"
     return _text(quantization, "checkpoint_format", "gptq")
 
 
 def _text(quantization: Mapping[str, Any], name: str, default: str) -> str:
-    """A word in small letters, as tools write it either way."""
+    """A setting in lower case; tools write it in either case."""
     return str(quantization.get(name) or default).lower()
 
 
 def _is_w4a16(quantization: Mapping[str, Any]) -> bool:
-    """Whether weights are 4-bit integers and nothing else is done to them: no zeros left out, no rotations."""
+    """Whether weights are 4-bit integers without sparsity, rotations or quantised activations."""
     groups = quantization.get("config_groups")
     if quantization.get("format") != "pack-quantized" or not isinstance(groups, dict):
         return False
@@ -214,7 +215,7 @@ def _is_w4a16(quantization: Mapping[str, Any]) -> bool:
 
 
 def _kind_of(quantization: Mapping[str, Any]) -> str:
-    """What an error says of it: bits and format, whatever they are called."""
+    """Bits and format of a quantisation for an error message."""
     named = ("bits", "format", "checkpoint_format", "version", "sparsity_config", "transform_config")
     said = [f"{name} {shown(quantization[name])}" for name in named if quantization.get(name)]
     return ", ".join(said) or "nothing else said"
@@ -258,7 +259,7 @@ def _awq(layer: str, read: Read, names: Mapping[str, Any], zeros_less_one: bool)
 
 
 def _transposed(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> Int4Matrix:
-    """Of [k, n], [groups, n], [groups, n]."""
+    """The matrix of codes [k, n], scales [groups, n] and zero points [groups, n]."""
     if zeros.shape != scales.shape or codes.shape[1] != scales.shape[1]:
         raise ValueError(f"codes {codes.shape}, scales {scales.shape}, zero points {zeros.shape}")
     parts = (codes, scales, zeros)

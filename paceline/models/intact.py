@@ -1,9 +1,8 @@
-"""Whether cached files are still what was written: by their checksums, looked at again only when something may differ.
+"""Detects damaged cache files by their checksums, which are computed again only when a file may have changed.
 
-Sizes and times are compared at every start; contents are hashed when a file was touched since the last check, or when
-the machine was started since. Caught: a file that is missing, cut, or written to by anybody, and what a disk lost or a
-power cut left unwritten. Not caught: memory that fails while the machine runs. Not for what to do about damage: the
-callers make the files anew.
+Sizes and times are compared at every start; contents are hashed when a file was written to since the last check, or
+after a reboot. This detects files that are missing, truncated or modified, and data lost by a disk or a power failure.
+It does not detect memory errors while the machine runs. Not for repair: callers create damaged files again.
 """
 
 import hashlib
@@ -23,7 +22,7 @@ _CHUNK = 1 << 20
 
 
 def seal(folder: Path) -> None:
-    """Write down the checksums of all files in `folder`, for `is_sealed`."""
+    """Store the checksums of all files in `folder` in its manifest, for `is_sealed`."""
     paths = sorted(path for path in folder.iterdir() if path.name not in (MANIFEST, _CHECKED))
     sums = {path.name: digest for path, digest in zip(paths, _digests(paths), strict=True)}
     (folder / MANIFEST).write_text(json.dumps(sums))
@@ -31,7 +30,7 @@ def seal(folder: Path) -> None:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Whether every file that was in `folder` when it was sealed is there as it was."""
+    """Whether every file that was in `folder` when it was sealed is unchanged."""
     try:
         sums = json.loads((folder / MANIFEST).read_text())
         paths = [folder / name for name in sums]
@@ -49,8 +48,10 @@ def is_sealed(folder: Path) -> bool:
 
 
 def remember(paths: Sequence[Path], stamp: Path) -> None:
-    """Note in the file `stamp` that `paths` have been checked as they are now. A cache that cannot be written is fine:
-    they are checked again next time."""
+    """Record in the file `stamp` that `paths` were checked in their current state.
+
+    Where `stamp` cannot be written nothing happens: the files are checked again next time.
+    """
     try:
         with in_one_move(stamp) as file:
             file.write_text(json.dumps([_boot(), _states(paths)]))
@@ -59,7 +60,7 @@ def remember(paths: Sequence[Path], stamp: Path) -> None:
 
 
 def is_remembered(paths: Sequence[Path], stamp: Path) -> bool:
-    """Whether `paths` were checked since the machine was started, and nobody has written to them since."""
+    """Whether `paths` were checked since the last boot and have not been written to since."""
     try:
         return json.loads(stamp.read_text()) == [_boot(), _states(paths)]
     except (OSError, ValueError):
@@ -67,7 +68,7 @@ def is_remembered(paths: Sequence[Path], stamp: Path) -> bool:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
+    """SHA-256 of a file in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(_CHUNK):
@@ -81,13 +82,13 @@ def _digests(paths: Sequence[Path]) -> list[str]:
 
 
 def _states(paths: Sequence[Path]) -> list[list[int]]:
-    """Size, times and place of each file; any write changes them."""
+    """Size, times and inode of each file; any write changes them."""
     stats = [path.stat() for path in paths]
     return [[stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino] for stat in stats]
 
 
 def _boot() -> str:
-    """The same until the machine is started again."""
+    """An identifier of the current boot; where the system has none, the time of boot in minutes."""
     if _BOOT_ID.exists():
         return _BOOT_ID.read_text().strip()
     return f"{(time.time() - time.monotonic()) / 60:.0f}"

@@ -1,4 +1,4 @@
-"""Reading the JSON files of a model folder, for its weights and its tokenizer alike: bounded, and never half."""
+"""Reads the JSON files of a model folder, with a limit on their size and errors that name the file."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from paceline.errors import CorruptWeights
 
 LARGEST_FILE = 1 << 28
-"""Bytes; the largest tokenizers have a tenth of them."""
+"""Largest file in bytes; the largest tokenizers have a tenth of it."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises CorruptWeights when it is no UTF-8, too large, or cannot be read."""
+    """The text of a file. Raises CorruptWeights when it is not UTF-8, too large, or cannot be read."""
     try:
         if not path.is_file() or path.stat().st_size > LARGEST_FILE:
             raise CorruptWeights(f"{path}: is no file of at most {LARGEST_FILE} bytes; download the model again")
@@ -29,7 +29,7 @@ def parse_object(text: str | bytes, path: object) -> dict[str, Any]:
     """The JSON object in `text`, which was read from `path`. Raises CorruptWeights when it is anything else."""
     try:
         values = json.loads(text)
-    except (ValueError, RecursionError) as error:  # also bytes that are no text, and numbers of too many digits
+    except (ValueError, RecursionError) as error:  # also bytes that are not text, and too long integers
         raise CorruptWeights(f"{path}: is not JSON ({str(error)[:120]}); download the model again") from None
     if not isinstance(values, dict):
         raise CorruptWeights(f"{path}: is no JSON object; download the model again")

@@ -1,13 +1,14 @@
-"""Compiled functions kept on disk, so that only the first call ever waits for the compiler.
+"""A disk cache of compiled functions, so that only the first call ever waits for the compiler.
 
-Numba's own cache looks at the file of the outermost function alone and would keep stale machine code when a kernel
-beneath it changes. It also numbers its files in one shared index, and two processes that compile for different types at
-the same time can write under the same number. Here each piece of machine code has a file of its own in Paceline's
-cache folder, named by a digest of all that it was made from: the sources that are named, the function, the argument
-types, the processor, and the versions of Numba and Python. A file starts with the checksum of the rest; a damaged one
-is made again. While one process compiles, others that want the same code wait for it.
+Numba's own cache checks the source file of the outermost function alone, and would keep stale machine code when a
+kernel that it calls changes. It also numbers its files in one shared index, and two processes that compile different
+types at the same time can use the same number. Here each compiled signature has a file of its own in Paceline's cache
+folder, named by a digest of everything it depends on: the source files given, the function, the argument types, the
+processor, and the versions of Numba and Python. A file starts with the checksum of the rest; a damaged file is compiled
+again. While one process compiles, others that need the same code wait for it.
 
-Machine code of several processes meets in one, so names of inner functions must differ between processes (`_NAMES`).
+A process may load code that several processes compiled, so names of inner functions must be unique across processes
+(`_NAMES`).
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -33,13 +34,13 @@ from paceline.models.cache_dir import cache_dir
 
 Compiled = TypeVar("Compiled")
 _NAMES = uuid.uuid4().int >> 80
-"""Where this process starts to count compiled functions. Numba starts at 1 in every process and tells closures of one
-name apart by this number alone. Code that two processes compiled for different types can then hold one name for two
-functions, and LLVM, which links the first it finds, would call the wrong one: silently, with wrong numbers."""
+"""First number of this process for compiled functions. Numba counts from 1 in every process and distinguishes closures
+of the same name only by this number. Code that two processes compiled for different types could then use one name for
+two functions, and LLVM, which links the first it finds, would silently call the wrong one."""
 FunctionIdentity._unique_ids = itertools.count(_NAMES)
 
 _FORMAT = 1
-"""Raise it when files that are there must no longer be read."""
+"""Version of the file format; increase it to invalidate existing files."""
 
 PATIENCE = 600.0
 """Seconds to wait for another process that compiles the same code, before compiling it here as well."""
@@ -54,7 +55,7 @@ class _KernelCache(FunctionCache):
         self._locks: dict[Path, FileLock] = {}
 
     def load_overload(self, sig, target_context) -> Any:
-        """The compiled code; None, with the lock taken, where the caller is the one who compiles it."""
+        """The compiled code; None, with the lock taken, where the caller has to compile it."""
         target_context.refresh()
         path = self._path(sig, target_context.codegen())
         found = _read(path)
@@ -65,7 +66,7 @@ class _KernelCache(FunctionCache):
         return None if found is None else self._impl.rebuild(target_context, found)
 
     def save_overload(self, sig, data) -> None:
-        """Keep `data`, the compiled code, and let others read it."""
+        """Write `data`, the compiled code, to disk and release the lock."""
         path = self._path(sig, data.codegen)
         try:
             if self._impl.check_cachable(data):
@@ -79,7 +80,10 @@ class _KernelCache(FunctionCache):
         return cache_dir() / "kernels" / f"{self._impl.filename_base}-{digest}.nbc"
 
     def _lock(self, path: Path) -> bool:
-        """Whether this process may write `path`; also after `PATIENCE`, or where the folder takes no lock."""
+        """Wait for the lock of `path`; False after `PATIENCE` seconds or where the folder cannot be written.
+
+        Where it is False the caller compiles the code without the lock.
+        """
         lock = self._locks.setdefault(path, FileLock(path.with_suffix(".lock")))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +99,7 @@ class _KernelCache(FunctionCache):
 
 
 def _read(path: Path) -> Any:
-    """What `_write` was given, unpickled; None where nothing whole lies there."""
+    """The object that `_write` stored, unpickled; None where the file is missing or damaged."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -105,7 +109,7 @@ def _read(path: Path) -> Any:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write beside `path` and rename, so that no reader ever sees half of it. A full disk costs the cache, no more."""
+    """Write a temporary file and rename it to `path`, so that readers never see a partial file; ignore disk errors."""
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(hashlib.sha256(data).digest() + data)
@@ -115,7 +119,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def keep_on_disk(function: Compiled, sources: Sequence[Path]) -> Compiled:
-    """`function`, made by ``njit``, with its machine code kept until one of the `sources` changes."""
+    """`function`, made by ``njit``, with its machine code cached on disk until one of the `sources` changes."""
     digest = hashlib.sha256()
     for source in sources:
         digest.update(source.read_bytes())

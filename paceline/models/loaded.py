@@ -15,12 +15,12 @@ class LoadedModel:
 
     @property
     def dtype(self) -> str | None:
-        """How its weights are stored, where its executor chose that."""
+        """The storage dtype of the weights; None where the executor has no choice of one."""
         choice = getattr(self.model, "dtype_choice", None)
         return choice.name if choice else None
 
     def close(self) -> None:
-        """End what the model keeps running: its threads, or the other processes of a parallel run."""
+        """Stop the threads of the model, or the other processes of a parallel run."""
         end = getattr(self.model, "close", None)
         if end is not None:
             end()

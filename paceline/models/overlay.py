@@ -1,7 +1,7 @@
-"""Rows after a context that they read but must not write to: how a model drafts on its own cache.
+"""Rows that attend to a shared context without writing to its pages, for a model that drafts on its own cache.
 
-The context lies in pages of somebody else (all of them or, for sparse attention, some); whatever is drafted after it
-goes to slots of the caller's own. The ordinary batch, where rows and context share a page table, is `rows.py`'s.
+The context is in pages of another owner (all of them or, for sparse attention, some); keys and values of drafted tokens
+go to slots of the caller. Not for ordinary batches, where rows and context share a page table (`rows.py`).
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Overlay:
         pages: [n] page ids of the context to attend to, in order of position.
         num_keys: keys in those pages; only the last page may be filled in part.
         position: absolute position of the row's token.
-        slots: where the tokens between context and row lie, in order of position, the row's own slot last.
+        slots: cache slots of the tokens between context and row, in order of position, the row's own slot last.
     """
 
     token: int
@@ -31,7 +31,7 @@ class Overlay:
 
 
 def overlay_rows(rows: Sequence[Overlay]) -> Rows:
-    """One flat batch, each row a segment of its own; logits of all rows are asked for."""
+    """One flat batch in which each row is a segment of its own and has its logits requested."""
     tables = np.full((len(rows), max(len(row.pages) for row in rows)), -1, np.int32)
     branches = np.full((len(rows), max(len(row.slots) for row in rows)), -1, np.int32)
     for i, row in enumerate(rows):

@@ -1,6 +1,6 @@
-"""Which layer turns its queries and keys by which angles: the rotary tables of a model, for every executor.
+"""The rotary tables of a model and which layer uses which, for every executor.
 
-Not for how a configuration spells them (`rope.py`).
+Not for reading rotary settings from a configuration (`rope.py`).
 """
 
 import numpy as np
@@ -12,12 +12,12 @@ NO_TABLE = -1
 
 
 def rotary_dim(config: ModelConfig) -> int:
-    """How much of a head turns, from its front."""
+    """Number of leading dimensions of a head that are rotated."""
     return config.rotary_dim or config.head_dim
 
 
 def rope_table_of(config: ModelConfig, layer: int) -> int:
-    """The number of the layer's table: 0, 1 in a layer with a window and a base of its own, `NO_TABLE` for none."""
+    """Index of the layer's rotary table: 1 in a layer with a window and a base of its own, else 0; or `NO_TABLE`."""
     if config.position_embedding == "learned" or layer in config.layers_without_rope:
         return NO_TABLE
     return int(config.rope_local_theta is not None and config.window(layer) > 0)
@@ -33,7 +33,7 @@ def frequencies(config: ModelConfig) -> list[np.ndarray]:
 
 
 def growths(config: ModelConfig) -> list[float]:
-    """What sines and cosines of each table are multiplied with."""
+    """The factor on sines and cosines of each table."""
     return [config.rope_factor, 1.0][: len(frequencies(config))]
 
 

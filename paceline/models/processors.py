@@ -1,7 +1,8 @@
-"""How many threads are worth having: one for each physical core that this process may use, and not more than it is let.
+"""The number of threads to use: one for each physical core that this process may use, within its CPU quota.
 
-Threads of one core share its arithmetic and its caches, so a second one brings nothing to products and waits at every
-barrier. Where the system does not tell cores from threads, every processor counts. Not for what threads do (`team.py`).
+Two threads on one core share its arithmetic units and caches, so the second one does not speed up matrix products and
+waits at every barrier. Where the system does not report cores, every logical processor counts. Not for what threads do
+(`numba_executor/team.py`).
 """
 
 import ctypes
@@ -14,7 +15,7 @@ from pathlib import Path
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _CORE = 0
-"""The kind of a Windows record that stands for a core."""
+"""The kind of a Windows record that describes a core (RelationProcessorCore)."""
 _RECORD_BYTES, _KIND_AT = 32, 8
 
 
@@ -38,7 +39,7 @@ def _allowed_processors() -> Iterable[int] | None:
 
 
 def _siblings(processor: int) -> str:
-    """The processors of the same core, as Linux lists them (``0,8``); the processor itself where it does not say."""
+    """The processors of the same core, as Linux lists them (``0,8``); the processor alone where no list exists."""
     for name in ("core_cpus_list", "thread_siblings_list"):
         path = _TOPOLOGY / f"cpu{processor}" / "topology" / name
         try:
@@ -49,7 +50,7 @@ def _siblings(processor: int) -> str:
 
 
 def _quota() -> int | None:
-    """Processors' worth of time that a container's control group (version 2) gives, rounded up; None without one."""
+    """CPU quota of the control group (version 2) in processors, rounded up; None without a quota."""
     try:
         quota, period = _QUOTA.read_text().split()
         return None if quota == "max" else math.ceil(int(quota) / int(period))
@@ -58,7 +59,7 @@ def _quota() -> int | None:
 
 
 def _sysctl(name: bytes) -> int | None:
-    """A whole number that macOS knows by `name`; on its machines with two kinds of cores level 0 is the fast ones."""
+    """The positive integer of a macOS sysctl, else None. With two kinds of cores, ``perflevel0`` is the fast kind."""
     value, size = ctypes.c_int32(), ctypes.c_size_t(4)
     try:
         failed = ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(value), ctypes.byref(size), None, 0)
@@ -68,7 +69,7 @@ def _sysctl(name: bytes) -> int | None:
 
 
 def _windows_cores() -> int:
-    """Cores by GetLogicalProcessorInformation; 0 where it fails."""
+    """Number of cores by GetLogicalProcessorInformation; 0 where the call fails."""
     kernel = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined]
     size = ctypes.c_uint32(0)
     kernel.GetLogicalProcessorInformation(None, ctypes.byref(size))
@@ -78,6 +79,6 @@ def _windows_cores() -> int:
 
 
 def count_cores(records: bytes) -> int:
-    """Cores among records of 64-bit Windows (SYSTEM_LOGICAL_PROCESSOR_INFORMATION: a mask, then the kind of record)."""
+    """Number of core records among `records`, an array of SYSTEM_LOGICAL_PROCESSOR_INFORMATION of 64-bit Windows."""
     kinds = range(_KIND_AT, len(records) - len(records) % _RECORD_BYTES, _RECORD_BYTES)
     return sum(int.from_bytes(records[at : at + 4], "little") == _CORE for at in kinds)

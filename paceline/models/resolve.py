@@ -1,7 +1,7 @@
-"""From a model name to its weights and tokenizer: local folder, local GGUF file, built-in name, hub id, in that order.
+"""Finds the weights and tokenizer of a model name: local folder, local GGUF file, built-in name or hub id, in order.
 
-A hub id is taken from what was pulled (`hub_copies.py`), else it is pulled now (`hub.py`); ``owner/model`` without
-``hf:`` comes through the hub's own client where that is installed, whose cache other programs share.
+For a hub id a pulled copy is used (`hub_copies.py`); without one the model is pulled now (`hub.py`), except that
+``owner/model`` without ``hf:`` is fetched by ``huggingface_hub`` where that is installed, into its shared cache.
 
 Not for reading formats (`gguf_file.py`, `safetensors_folder.py`) nor for choosing an executor.
 """
@@ -38,17 +38,17 @@ class ModelSource:
 
 
 def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource:
-    """Find the model called `name`, downloading it where it has to be.
+    """Find the model called `name`, and download it if necessary.
 
     Args:
         name: a folder with safetensors, a GGUF file, a built-in name (`BUILTIN_MODELS`), or a hub id ``owner/model``,
             ``hf:owner/model`` or ``hf:owner/model:Q4_K_M`` (`hub_copies.py`).
-        progress: called with (bytes done, bytes in all) while a model is fetched.
+        progress: called with (bytes done, bytes in total) while a model is downloaded.
 
     Raises:
         ModelNotFound: the name is none of these.
         DownloadFailed: the name is known but its weights cannot be fetched.
-        UnsupportedModel, CorruptWeights: the weights are there but cannot be used.
+        UnsupportedModel, CorruptWeights: the weights exist but cannot be used.
     """
     path = Path(name).expanduser()
     if name and path.is_dir():
@@ -69,12 +69,12 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource
 
 
 def resolve_config(name: str, *, progress: Progress | None = None) -> ModelConfig:
-    """The config of the model called `name`; no weights are read, nor any fetched from the hub.
+    """The config of the model called `name`; weights are neither read nor fetched from the hub.
 
     Args:
-        name: as in `resolve_model`; of a folder, ``config.json`` is enough. Of a hub id ``owner/model`` that was not
-            pulled, that file alone is fetched, where the hub's client is installed.
-        progress: called with (bytes done, bytes in all) while a built-in model is fetched.
+        name: as in `resolve_model`; a folder needs only ``config.json``. For a hub id ``owner/model`` that was not
+            pulled, only that file is fetched, if ``huggingface_hub`` is installed.
+        progress: called with (bytes done, bytes in total) while a built-in model is downloaded.
 
     Raises:
         ModelNotFound: the name is none of these, or was not pulled.
@@ -89,7 +89,7 @@ def resolve_config(name: str, *, progress: Progress | None = None) -> ModelConfi
 
 
 def _hub_config(name: str) -> Path:
-    """A pulled copy of a hub id, or a folder with its config."""
+    """The pulled copy of a hub id, or a folder with its config. Raises ModelNotFound where neither can be had."""
     tried = "no local folder, no local file, no built-in name"
     hub = hub_name(name)
     if hub is None:
@@ -112,7 +112,7 @@ def _from_folder(name: str, folder: Path) -> ModelSource:
 
 
 def _pull(name: HubName, progress: Progress | None) -> Pulled:
-    from paceline.models.hub import pull  # costs a twentieth of a second that most starts do not need
+    from paceline.models.hub import pull  # its import takes a twentieth of a second, and few starts need it
 
     return pull(name, progress)
 
@@ -121,10 +121,10 @@ def hub_folder(name: str, patterns: Sequence[str], tried: str) -> Path:
     """A folder with the files of the hub's repository `name` that match `patterns`.
 
     Args:
-        tried: what was looked for before, told in the error.
+        tried: what was tried before, for the error message.
 
     Raises:
-        ModelNotFound: the hub has none of that name, or its client is not installed.
+        ModelNotFound: the hub has no model of that name, or ``huggingface_hub`` is not installed.
         DownloadFailed: it cannot be fetched.
     """
     try:
@@ -139,7 +139,7 @@ def hub_folder(name: str, patterns: Sequence[str], tried: str) -> Path:
         ) from None
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
         raise _not_found(name, f"{tried}, and the hub has no model of that name ({type(error).__name__})") from None
-    except Exception as error:  # no network, no disk, a server's bad day: the hub's client has many ways to say it
+    except Exception as error:  # network, disk or server: the hub's client raises many types
         raise DownloadFailed(
             f"{name}: the hub could not deliver it ({type(error).__name__}: {str(error)[:200]}); check the network, or "
             f"use a local path or a built-in model: {', '.join(BUILTIN_MODELS)}"

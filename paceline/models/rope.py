@@ -1,8 +1,8 @@
-"""Rotary position embedding in numbers: inverse frequencies and their scaling, for every executor.
+"""Rotary position embedding: inverse frequencies and their scaling, for every executor.
 
 Su et al. 2021 (RoFormer, section 3.2.2) for the frequencies; the scalings are position interpolation (Chen et al.
-2023), the wavelength-dependent rule of Llama 3.1, YaRN (Peng et al. 2023) and LongRoPE (Ding et al. 2024). Not the
-place that rotates vectors; executors do that.
+2023), the wavelength-dependent rule of Llama 3.1, YaRN (Peng et al. 2023) and LongRoPE (Ding et al. 2024). Not for
+rotating vectors; executors do that.
 """
 
 import math
@@ -16,9 +16,9 @@ DEFAULT_THETA = 10000.0
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _KINDS = "default, linear, llama3, yarn, longrope"
 _LEAST = 1e-6
-"""What a number that others are divided by must be above; model files have none below 0.1."""
+"""Lower bound of divisors; model files have none below 0.1."""
 _GROWTH_ROUNDING = 1e-3
-"""Of a growth that a file repeats in few digits."""
+"""Relative tolerance for YaRN's attention factor, which files store with few digits."""
 
 
 def inverse_frequencies(theta: float, rotary_dim: int, scale: tuple[float, ...] | None = None) -> np.ndarray:
@@ -30,11 +30,11 @@ def inverse_frequencies(theta: float, rotary_dim: int, scale: tuple[float, ...] 
 def rope_from_hf(fields: Fields, head_dim: int, longest: int) -> dict[str, Any]:
     """The rotary fields of `ModelConfig` that a ``config.json`` asks for, as old and new transformers write it.
 
-    `longest` is the context the file promises. LongRoPE has other frequencies once a text is longer than the original
-    context, for all of its tokens; the context ends before that.
+    `longest` is the context length in the file. LongRoPE uses other frequencies, for all tokens, once a text exceeds
+    the original context length; here the context is limited to that length instead.
 
     Raises:
-        UnsupportedModel: a scaling that is not implemented, or a number that is none.
+        UnsupportedModel: a scaling is not implemented, or a value is invalid.
     """
     new = fields.inner("rope_parameters")
     local = new.inner(_SLIDING)
@@ -54,12 +54,12 @@ def rope_from_hf(fields: Fields, head_dim: int, longest: int) -> dict[str, Any]:
 
 
 def _kind(scaling: Fields) -> str:
-    """As new and old files name it."""
+    """The kind of scaling, which old files call ``type``."""
     return scaling.text("rope_type", scaling.get("type", "default"))
 
 
 def _scaled(kind: str, scaling: Fields, fields: Fields, theta: float, dim: int, longest: int) -> dict[str, Any]:
-    """The fields that a kind of scaling adds. ``dynamic`` changes nothing within the context that a model promises."""
+    """The fields that a kind of scaling adds. ``dynamic`` changes nothing within the model's context length."""
     if kind in ("default", "dynamic"):
         return {}
     if kind == "linear":
@@ -76,8 +76,8 @@ def _scaled(kind: str, scaling: Fields, fields: Fields, theta: float, dim: int, 
 def rope_from_gguf(own: Fields, head_dim: int, longest: int, factors: tuple[float, ...] | None) -> dict[str, Any]:
     """The rotary fields of `ModelConfig` that a GGUF file asks for.
 
-    `own` are the architecture's key-value pairs without its name. GGUF stores Llama 3's rule and LongRoPE as the
-    finished divisors `factors`, the other scalings as numbers.
+    `own` are the architecture's key-value pairs without its prefix. GGUF stores the scalings of Llama 3 and LongRoPE as
+    computed divisors `factors`, the others as parameters.
     """
     theta = own.number("rope.freq_base", DEFAULT_THETA, above=1.0)
     dim = own.whole("rope.dimension_count", head_dim, least=2, most=head_dim)
@@ -100,7 +100,8 @@ def rope_from_gguf(own: Fields, head_dim: int, longest: int, factors: tuple[floa
 
 
 def _yarn_from_gguf(own: Fields, factor: float, original: int, theta: float, dim: int) -> dict[str, Any]:
-    """YaRN as llama.cpp reads it: ``attn_factor`` multiplies the growth, of which a ``yarn_log_multiplier`` takes."""
+    """YaRN as llama.cpp reads it: ``attn_factor`` multiplies the attention factor, ``yarn_log_multiplier`` lowers it.
+    """
     prefix = "rope.scaling."
     named = {"beta_fast": f"{prefix}yarn_beta_fast", "beta_slow": f"{prefix}yarn_beta_slow"}
     asked = {ours: own.number(theirs, above=_LEAST) for ours, theirs in named.items() if theirs in own}
@@ -120,7 +121,7 @@ def _divided(name: str, factors: tuple[float, ...], dim: int, linear: float = 1.
 
 
 def _llama3_scale(scaling: Fields, inv_freq: np.ndarray) -> tuple[float, ...]:
-    """Llama 3.1's rule: short wavelengths stay, long ones are divided by `factor`, those between are blended."""
+    """Llama 3.1's rule: high frequencies stay, low ones are divided by `factor`, those between are interpolated."""
     factor, low, high = (scaling.number(k, above=_LEAST) for k in ("factor", "low_freq_factor", "high_freq_factor"))
     if not high > low:
         raise refuse("high_freq_factor", f"{high} is not above low_freq_factor {low}")
@@ -131,7 +132,10 @@ def _llama3_scale(scaling: Fields, inv_freq: np.ndarray) -> tuple[float, ...]:
 
 
 def _yarn(scaling: Fields, theta: float, dim: int, longest: int) -> dict[str, Any]:
-    """YaRN, sections 3.2 and 3.4: many turns stay, few are divided by `factor`; vectors grow by 0.1 ln(factor) + 1."""
+    """YaRN, sections 3.2 and 3.4: high frequencies stay, low ones are divided by `factor`, those between interpolated.
+
+    Sines and cosines are multiplied by the attention factor, 0.1 ln(factor) + 1 by default.
+    """
     factor = scaling.number("factor", above=_LEAST)
     original = scaling.number("original_max_position_embeddings", longest, above=_LEAST)
     fast, slow = (scaling.number(k, turns, above=_LEAST) for k, turns in (("beta_fast", 32.0), ("beta_slow", 1.0)))
@@ -152,7 +156,7 @@ def _growth(factor: float, scale: float) -> float:
 
 
 def _longrope(scaling: Fields, fields: Fields, dim: int, longest: int) -> dict[str, Any]:
-    """LongRoPE within the original context: the short divisors, and vectors grown as for the long one."""
+    """LongRoPE within the original context: the short divisors, with the attention factor of the long context."""
     original = scaling.whole(
         "original_max_position_embeddings", fields.get("original_max_position_embeddings", longest)
     )

@@ -23,8 +23,9 @@ class Part:
         start: tokens already in the cache, and the position of the first row.
         tokens: token id per row.
         parents: row (within the part) of each row's parent, -1 for the context's end; None means a chain.
-        logits: rows whose logits are wanted.
-        num_computed: leading rows that an earlier pass has run at these places: ancestors of the others, not run again.
+        logits: rows whose logits are requested.
+        num_computed: leading rows that an earlier pass has computed in the same slots; they are not run again, but the
+            other rows attend to them.
     """
 
     pages: Sequence[int]
@@ -44,7 +45,7 @@ def build_rows(parts: Sequence[Part]) -> Rows:
 
 
 def _without(rows: Rows, gone: np.ndarray) -> Rows:
-    """`rows` less those marked in `gone` [M]; those left keep their slots and ancestors."""
+    """`rows` without those marked in `gone` [M]; the others keep their slots and ancestors."""
     numbers = np.cumsum(~gone) - 1
     asked = rows.logit_rows[~gone[rows.logit_rows]]
     return Rows(
@@ -62,14 +63,14 @@ def _without(rows: Rows, gone: np.ndarray) -> Rows:
 def _all_rows(parts: Sequence[Part]) -> Rows:
     """The batch with every row of every part, computed or not.
 
-    In lists and one array: a step finds its caches full of weights, where an operation on a small array takes ten
-    microseconds.
+    Built in lists and one array: between passes the CPU's caches are full of weights, and each NumPy operation on a
+    small array takes ten microseconds.
     """
     tokens, positions, slots, segments, natural, asked = [], [], [], [], [], []
     branches: dict[int, list[int]] = {}
     for segment, part in enumerate(parts):
         first, pages, places = len(tokens), part.pages, range(part.start, part.start + len(part.tokens))
-        tokens.extend(part.tokens)  # an array, perhaps: "+=" would add its numbers
+        tokens.extend(part.tokens)  # may be an array, which += would add elementwise
         slots += [pages[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE for at in places]
         segments += [segment] * len(places)
         positions += places
@@ -94,7 +95,7 @@ def _all_rows(parts: Sequence[Part]) -> Rows:
 def _place_branches(
     part: Part, first: int, slots: list[int], positions: list[int], natural: list[int], branches: dict[int, list[int]]
 ) -> None:
-    """Correct what a chain would have got for the rows of a tree that leave its first branch."""
+    """Correct positions, natural lengths and branch slots of the tree rows that leave the first branch."""
     for j, parent in enumerate(part.parents or ()):
         row = first + j
         if parent < 0:
@@ -119,7 +120,7 @@ def _padded(lists: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def compaction(pages: Sequence[int], start: int, rows: Sequence[int]) -> tuple[list[int], list[int]]:
-    """(source slots, destination slots) that bring an accepted path to its natural place after `start`.
+    """(source slots, destination slots) to move an accepted path to consecutive slots from `start` on.
 
     Args:
         pages, start: as in the `Part` the rows ran in.

@@ -1,7 +1,7 @@
 """`SafetensorsCheckpoint`: a model folder as transformers saves it, in one safetensors file or in shards.
 
-Read from a memory map by a few lines of its own, because the format's numpy reader knows no bfloat16. Not for the
-tokenizer in the same folder (`tokenizer_folder.py`).
+Parsed here from a memory map, because the numpy reader of the safetensors package does not support bfloat16. Not for
+the tokenizer in the same folder (`tokenizer_folder.py`).
 """
 
 import math
@@ -30,7 +30,7 @@ _SINGLE = "model.safetensors"
 _BYTES_PER_VALUE = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8}
 _WHOLE = {"I32": np.int32, "I64": np.int64}
 _INT4, _WIDENED = "INT4", "F32"
-"""What 4-bit layers are stored as, to those who multiply: blocks, or numbers where their groups are no runs."""
+"""Storage that 4-bit layers report: blocks, or float32 where their groups are not contiguous."""
 _LENGTH_BYTES = 8
 _LONGEST_NAME, _LONGEST_TYPE = 255, 16
 _LARGEST_HEADER = 100_000_000
@@ -39,7 +39,7 @@ _LARGEST_HEADER = 100_000_000
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Entry:
-    """Where one tensor lies: in the mapped file `data`, from byte `start` on."""
+    """Location of one tensor: in the mapped file `data`, from byte `start` on."""
 
     data: mmap.mmap
     start: int
@@ -53,8 +53,8 @@ class SafetensorsCheckpoint:
 
     Raises:
         ModelNotFound: the folder or its ``config.json`` is missing.
-        CorruptWeights: a file or a tensor that is missing, truncated or damaged.
-        UnsupportedModel: an architecture, a setting or a number format that cannot be run.
+        CorruptWeights: a file or a tensor is missing, truncated or damaged.
+        UnsupportedModel: an architecture, a setting or a number format is not supported.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -71,7 +71,7 @@ class SafetensorsCheckpoint:
         self._sources = check_complete(transformers_sources(self._config), shapes, self._folder)
 
     def __reduce__(self):
-        """To another process a checkpoint travels as its path."""
+        """A checkpoint is pickled as its path."""
         return SafetensorsCheckpoint, (self._folder,)
 
     @property
@@ -96,7 +96,7 @@ class SafetensorsCheckpoint:
 
     @property
     def storage(self) -> str:
-        """The number format with the most values."""
+        """The storage type with the most values; for a 4-bit model that of its 4-bit layers."""
         if self._int4_shapes():
             return _INT4 if self._has_blocks else _WIDENED
         num_values: Counter[str] = Counter()
@@ -111,7 +111,7 @@ class SafetensorsCheckpoint:
         return frozenset(floats | {self.storage} if self._int4_shapes() else floats)
 
     def blocks(self, name: str) -> StoredBlocks | None:
-        """See `KeepsBlocks`: layers of 4-bit codes; None for the others."""
+        """See `KeepsBlocks`: the blocks of a 4-bit layer; None for other tensors."""
         source = self._source(name)
         stored = self._int4_matrix(source.name).blocks(name) if self._is_int4(source.name) else None
         return replace(stored, rows=source.rows(stored.rows)) if stored else None
@@ -150,7 +150,7 @@ class SafetensorsCheckpoint:
         return np.frombuffer(entry.data, kind, count, entry.start).astype(np.float32).reshape(entry.shape)
 
     def _stored(self, name: str) -> np.ndarray:
-        """A tensor of whole numbers as it is, one of floats as float32."""
+        """A stored tensor: integers in their own type, floats as float32."""
         entry = self._entry(name)
         if entry.storage not in _WHOLE:
             return self._floats(name)
@@ -165,7 +165,7 @@ class SafetensorsCheckpoint:
 
     @cached_property
     def _has_blocks(self) -> bool:
-        """Whether all 4-bit layers can be multiplied as they are stored."""
+        """Whether all 4-bit layers have blocks (see `Int4Scheme.keeps_runs`)."""
         return self._int4 is not None and self._int4.keeps_runs(self._stored, self._entries)
 
     def _is_int4(self, name: str) -> bool:
@@ -187,7 +187,7 @@ class SafetensorsCheckpoint:
 
 
 def folder_config(folder: Path) -> ModelConfig:
-    """The config in a model folder, whether its weights are there or not.
+    """The config in a model folder, which need not hold weights.
 
     Raises:
         ModelNotFound, UnsupportedModel, CorruptWeights: see `SafetensorsCheckpoint`.
@@ -196,7 +196,8 @@ def folder_config(folder: Path) -> ModelConfig:
 
 
 def _config_values(folder: Path) -> dict[str, Any]:
-    """config.json, with the end-of-sequence ids of generation_config.json, which lists all of them."""
+    """The values of config.json, with ``eos_token_id`` of generation_config.json, which lists all end-of-sequence ids.
+    """
     path = folder / "config.json"
     if not path.is_file():
         raise ModelNotFound(f"{path}: missing; {folder} is no model folder, give one that transformers saved")
@@ -207,7 +208,7 @@ def _config_values(folder: Path) -> dict[str, Any]:
 
 
 def _weight_map(folder: Path) -> dict[str, Path]:
-    """Tensor to its file, by the index; empty where one file holds all."""
+    """Tensor name to file, by the index; empty where one file holds all tensors."""
     index = folder / _INDEX
     if (folder / _SINGLE).is_file():
         return {}
@@ -231,7 +232,7 @@ def _weight_files(folder: Path, weight_map: Mapping[str, Path]) -> list[Path]:
 
 
 def _read_headers(files: Sequence[Path], weight_map: Mapping[str, Path]) -> dict[str, _Entry]:
-    """The tensors of all files; of one that stands in two of them the one that the index means."""
+    """The tensors of all files; of a tensor in two files, the one that the index names."""
     found: dict[str, _Entry] = {}
     for path in files:
         for name, entry in _read_header(path).items():
@@ -243,16 +244,16 @@ def _read_headers(files: Sequence[Path], weight_map: Mapping[str, Path]) -> dict
 
 
 def _is_inside(name: object) -> bool:
-    """Whether an index may name such a file: one of its own folder."""
+    """Whether `name` is a path inside the folder of the index."""
     if not is_text(name) or not 0 < len(name) <= _LONGEST_NAME:
         return False
     return not Path(name).is_absolute() and ".." not in Path(name).parts and ":" not in name and "\\" not in name
 
 
 def _with_prefix(entries: dict[str, _Entry], prefix: str) -> dict[str, _Entry]:
-    """Names as the model with its head has them; a checkpoint of the bare model lacks the prefix.
+    """`entries` with the tensor names of the causal language model.
 
-    A model of text and images keeps its language model under a name of its own.
+    A checkpoint of the bare model lacks `prefix`; a multimodal one has the language model under another prefix.
     """
     for inner in ("language_model.model.", "model.language_model."):
         if any(name.startswith(inner) for name in entries):
@@ -269,7 +270,7 @@ def _without(name: str, inner: str, prefix: str) -> str:
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:
-    """The table at the start of a safetensors file: its length in 8 bytes, then JSON."""
+    """The tensors in the header of a safetensors file, which is its length in 8 bytes, then JSON."""
     size = path.stat().st_size
     if size < _LENGTH_BYTES:
         raise CorruptWeights(f"{path}: truncated to {size} bytes; download it again")
@@ -308,7 +309,7 @@ def _entry(path: Path, name: str, value: Any, data: mmap.mmap, start: int) -> _E
 
 
 def _check_apart(path: Path, entries: dict[str, _Entry]) -> None:
-    """Refuse tensors with bytes in common."""
+    """Refuse overlapping tensors. Raises CorruptWeights."""
     end = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].start):
         if entry.start < end and entry.num_bytes:

@@ -1,7 +1,7 @@
-"""Writing a model as transformers has it: ``config.json``, ``model.safetensors`` in bfloat16, the tokenizer's files.
+"""Save a model in transformers' layout: ``config.json``, ``model.safetensors`` in bfloat16, the tokenizer's files.
 
-For Llama-like models that were trained here, whole or from layers of another. Not for reading (`safetensors_folder.py`)
-or for draft heads (`heads/files.py`).
+For Llama-like draft models trained by Paceline. Not for reading (`safetensors_folder.py`) or for draft heads
+(`heads/files.py`).
 """
 
 import json
@@ -19,17 +19,17 @@ from paceline.models.sources import check_complete, transformers_sources
 from paceline.models.tokenizer import Tokenizer
 
 CARD = "paceline.json"
-"""What says how a model was made."""
+"""Name of the file that describes how a model was made."""
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
                   "qwen3": "Qwen3ForCausalLM"}  # fmt: skip
 
 
 def save_model(folder: Path, config: ModelConfig, tensors: Mapping[str, np.ndarray], tokenizer: Tokenizer,
                card: Mapping[str, Any]) -> Path:  # fmt: skip
-    """Write a model and return its folder; `card` becomes ``paceline.json``, which says how it was made.
+    """Write a model and return its folder; `card` is saved as ``paceline.json``, which describes how it was made.
 
     Raises:
-        UnsupportedModel: the family or a setting has no ``config.json`` that would be read back as it is.
+        UnsupportedModel: a ``config.json`` cannot express the family or a setting.
         CorruptWeights: `tensors` are not those of `config`.
     """
     values = config_values(config)
@@ -44,7 +44,7 @@ def save_model(folder: Path, config: ModelConfig, tensors: Mapping[str, np.ndarr
 
 
 def config_values(config: ModelConfig) -> dict[str, Any]:
-    """The ``config.json`` of a model. Raises as `save_model`."""
+    """The ``config.json`` of a model. Raises UnsupportedModel, see `save_model`."""
     values = {
         "architectures": [_ARCHITECTURES.get(config.model_type)],
         "model_type": config.model_type,

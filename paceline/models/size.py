@@ -7,11 +7,11 @@ from paceline.models.config import ModelConfig
 from paceline.models.tensor_names import tensor_shapes
 
 _BYTES = {"gguf": 0.6, "int8": 1, "w8a8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
-"""Of a stored weight; of most files of 4-bit blocks."""
+"""Bytes per stored weight by dtype; ``gguf`` is that of most files of 4-bit blocks."""
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Weights of a model, a tied output head counted once."""
+    """Number of weights of a model; a tied output head is counted once."""
     return sum(prod(shape) for shape in tensor_shapes(config).values())
 
 
@@ -21,10 +21,10 @@ def stored_bytes(config: ModelConfig, dtype: str) -> int:
 
 
 def bytes_per_pass(config: ModelConfig, dtype: str, scored: int | None = None, num_layers: int | None = None) -> int:
-    """Bytes that a pass over one row reads of the weights stored as `dtype`.
+    """Bytes of weights, stored as `dtype`, that a pass over one row reads.
 
-    All but the input embedding, of which one row is read; of the output head what the first `scored` tokens need, of
-    the layers `num_layers`, by default all.
+    The input embedding is not counted: one row of it is read. Of the output head the first `scored` tokens count, and
+    the first `num_layers` layers; both default to all.
     """
     if num_layers is not None:
         config = replace(config, num_hidden_layers=num_layers, windows=config.windows[:num_layers])

@@ -1,6 +1,6 @@
-"""Where a file keeps each tensor: its name there, which rows of it, and what to undo.
+"""Maps each tensor of a model to a file's tensor: its name there, its rows, and the transformations to undo.
 
-Made from the tables of `families.py`. Not for reading bytes (`safetensors_folder.py`, `gguf_file.py`).
+Built from the tables of `families.py`. Not for reading bytes (`safetensors_folder.py`, `gguf_file.py`).
 """
 
 import re
@@ -21,14 +21,14 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One tensor of a model in a file.
+    """Where a file stores one tensor of a model.
 
     Attributes:
-        name, file_shape: the file's tensor. shape: ours.
-        first: the row of the file's tensor with which ours begins (after `transposed`; its leading axes count as rows).
-        transposed: the file has [in, out].
-        pairs: number of heads whose rows lie in pairs (2i, 2i + 1) instead of halves; 0 for none.
-        shift: to be added to the values.
+        name, file_shape: name and shape of the file's tensor. shape: shape of the model's tensor.
+        first: the first row in the file's tensor (after undoing `transposed`; leading axes are flattened to rows).
+        transposed: whether the file stores [in, out].
+        pairs: number of heads whose rows are interleaved as pairs (2i, 2i + 1) instead of halves; 0 for none.
+        shift: is added to the values.
     """
 
     name: str
@@ -41,17 +41,17 @@ class Source:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing else lies in the file's tensor."""
+        """Whether the file's tensor holds this tensor only."""
         return np.prod(self.shape, dtype=object) == np.prod(self.file_shape, dtype=object)
 
     def values(self, stored: np.ndarray) -> np.ndarray:
-        """Our tensor of the file's, float32."""
+        """The model's tensor, float32, from the file's tensor `stored`."""
         stored = stored.T if self.transposed else stored.reshape(-1, *self.shape[1:])
         values = self.rows(stored)
         return np.ascontiguousarray(values + np.float32(self.shift) if self.shift else values)
 
     def rows(self, stored: np.ndarray) -> np.ndarray:
-        """Our rows [n, ...] of the file's [rows, ...], numbers or bytes, in our order."""
+        """The model's rows [n, ...], in its order, of the file's rows [rows, ...]; values or bytes."""
         part = stored[self.first : self.first + self.shape[0]]
         if not self.pairs:
             return part
@@ -60,7 +60,7 @@ class Source:
 
 
 def transformers_sources(config: ModelConfig) -> Iterator[tuple[str, Source]]:
-    """Our name and the place of every tensor in the files that transformers writes."""
+    """(name, source) of every tensor in the files that transformers writes."""
     family = family_of(config.model_type)
     places = _Places(config, family.stacked)
     for name, shape in each_tensor(config):
@@ -75,7 +75,7 @@ def transformers_sources(config: ModelConfig) -> Iterator[tuple[str, Source]]:
 
 
 def gguf_sources(config: ModelConfig, has_tensor: Callable[[str], bool]) -> Iterator[tuple[str, Source]]:
-    """The same in a GGUF file. Some converters keep apart what others stack; `has_tensor` says which it is."""
+    """(name, source) of every tensor in a GGUF file; `has_tensor` tells whether the converter stacked tensors."""
     family = family_of(config.model_type)
     names = {**GGUF_PARTS, **family.gguf_names}
     stacked = {k: v for k, v in family.gguf_stacked.items() if k == "ffn_up" or has_tensor(f"blk.0.{k}.weight")}
@@ -97,7 +97,7 @@ def gguf_sources(config: ModelConfig, has_tensor: Callable[[str], bool]) -> Iter
 
 def check_complete(sources: Iterator[tuple[str, Source]], found: Mapping[str, tuple[int, ...]],
                    file: object) -> dict[str, Source]:  # fmt: skip
-    """The sources by our names, when the tensors `found` in a file (name to shape) are what they say.
+    """The sources by tensor name, after checking them against the tensors `found` in a file (name to shape).
 
     Raises:
         CorruptWeights: naming `file` and the first tensors that are missing or have another shape.
@@ -121,12 +121,12 @@ def check_complete(sources: Iterator[tuple[str, Source]], found: Mapping[str, tu
 
 
 def base_prefix(config: ModelConfig) -> str:
-    """What stands before every name but the head's in transformers; checkpoints of the bare model leave it out."""
+    """transformers' prefix of all names except the output head's; checkpoints of the bare model omit it."""
     return family_of(config.model_type).layers.split(".")[0] + "."
 
 
 class _Places:
-    """Which of our parts lie in one tensor of the file, and from which row on."""
+    """The parts that a file stacks in one tensor, with their first rows."""
 
     def __init__(self, config: ModelConfig, stacked: Mapping[str, tuple[str, ...]]) -> None:
         query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
@@ -139,12 +139,12 @@ class _Places:
                 self._of[part] = theirs, sum(sizes[:i]), sum(sizes)
 
     def of(self, part: str, rows: int) -> tuple[str, int, int]:
-        """(the file's tensor or our own part, first row of ours in it, all its rows)."""
+        """(the file's stacked tensor or `part` itself, first row of `part` in it, its number of rows)."""
         return self._of.get(part, (part, 0, rows))
 
 
 def _taken_apart(name: str) -> tuple[int | None, str, str]:
-    """(number of the layer, part, ``weight`` or ``bias``)."""
+    """(layer number or None, part, ``weight`` or ``bias``) of a tensor's name."""
     layer = _LAYER.fullmatch(name)
     if layer:
         return int(layer[1]), layer[2], layer[3]

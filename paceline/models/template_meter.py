@@ -1,7 +1,7 @@
-"""What a chat template may use while it renders one text: steps, characters made, seconds of processor time.
+"""Limits of a chat template while it renders one text: steps, characters produced, seconds of processor time.
 
-How large a result will be is told before it is made, where a few characters can make it huge (``replace``, ``join``).
-Not for the environment that asks (`template_sandbox.py`).
+Operations whose result can be much larger than their input (``replace``, ``join``) are checked before they run. Not for
+the Jinja environment that calls these checks (`template_sandbox.py`).
 """
 
 import re
@@ -16,33 +16,33 @@ from jinja2 import TemplateError
 from jinja2.utils import Namespace
 
 MOST_CHARACTERS = 1 << 24
-"""Of any text a template makes; more than the longest context holds."""
+"""Longest text that a template may produce; more than the longest context holds."""
 MOST_MADE = 1 << 28
-"""Characters of all texts it makes on the way: a conversation of 400,000 put together message by message."""
+"""Most characters of all intermediate texts; enough to join a conversation of 400,000 message by message."""
 MOST_ITEMS = 1 << 20
-"""Of any list."""
+"""Longest list."""
 MOST_STEPS = 2_000_000
 """Lines of compiled template run for one prompt; a conversation of ten thousand messages takes a tenth."""
 MOST_SECONDS = 10.0
-"""Of processor time of the thread; an ordinary prompt takes a thousandth."""
+"""Processor time of the thread; an ordinary prompt takes a thousandth."""
 _STEPS_PER_LOOK = 64
 _LARGEST_ARGUMENT = 1 << 20
 _LARGEST_NUMBER, _LARGEST_POWER = 4096, 64
-"""Bits."""
+"""Bits of a product and of a power."""
 _ITEM = 2
-"""What an item of a list counts for; also what any other value adds to a text at least."""
+"""Characters that an item of a list counts for, and the least that any value adds to a text."""
 _OTHER = 64
 _NUMBER = re.compile(r"\d+")
 _MOST_COMPARED = 1 << 30
-"""Letters of a text times letters to be stripped."""
+"""Characters of a text times characters to strip from it."""
 
 
 class TemplateTooLarge(TemplateError):
-    """A template that would run or grow without end."""
+    """A template exceeds a limit of this module."""
 
 
 class _Meter(threading.local):
-    """Of the text that a thread renders."""
+    """Usage of the text that this thread renders."""
 
     made = 0
     deadline = float("inf")
@@ -53,7 +53,7 @@ _METER = _Meter()
 
 @contextmanager
 def metered() -> Iterator[None]:
-    """Let template code of this thread use what one text may; raises `TemplateTooLarge` inside."""
+    """A context in which template code of this thread is metered for one text; it raises `TemplateTooLarge`."""
     steps = 0
 
     def in_template(frame: Any, event: str, arg: Any) -> Any:
@@ -79,13 +79,13 @@ def metered() -> Iterator[None]:
 
 
 def check_time() -> None:
-    """Refuse to go on after `MOST_SECONDS`."""
+    """Raise `TemplateTooLarge` after `MOST_SECONDS`."""
     if time.thread_time() > _METER.deadline:
         raise TemplateTooLarge("it runs without end")
 
 
 def charged(result: Any) -> Any:
-    """A result, counted. Raises TemplateTooLarge: it, or all of them together, are too large."""
+    """`result`, after adding its size to the total. Raises TemplateTooLarge if either is too large."""
     check_time()
     if isinstance(result, str):
         _charge(len(result), MOST_CHARACTERS)
@@ -103,13 +103,13 @@ def _charge(size: int, most: int) -> None:
 
 
 def fits(size: int) -> None:
-    """Refuse a result of `size` characters before it is made."""
+    """Raise `TemplateTooLarge` if a result of `size` characters would be too large."""
     if size > MOST_CHARACTERS:
         raise TemplateTooLarge("it makes a text without end")
 
 
 def joined(pieces: Iterable[str]) -> str:
-    """All pieces in one text, as long as it is not too long."""
+    """The pieces joined into one text. Raises TemplateTooLarge."""
     taken, size = [], 0
     for piece in pieces:
         size += len(piece)
@@ -119,7 +119,7 @@ def joined(pieces: Iterable[str]) -> str:
 
 
 def text_size(value: Any, indent: int = 0) -> int:
-    """About how many characters a value has as a text, `indent` more per item and level; refused beyond the bounds."""
+    """Approximate length of `value` as text, with `indent` more per item and level. Raises TemplateTooLarge."""
     total, items, left = 0, 0, [(value, 0)]
     while left:
         one, depth = left.pop()
@@ -144,14 +144,14 @@ def text_size(value: Any, indent: int = 0) -> int:
 
 
 def check_arguments(values: Iterable[Any]) -> None:
-    """Refuse huge numbers: they make huge texts (``ljust``)."""
+    """Refuse huge numbers as arguments: they produce huge texts (``ljust``). Raises TemplateTooLarge."""
     for value in values:
         if isinstance(value, int) and abs(value) > _LARGEST_ARGUMENT:
             raise TemplateTooLarge(f"it calls a function with {shortened(value)}")
 
 
 def check_operands(operator: str, left: Any, right: Any) -> None:
-    """Refuse `left operator right` where its size can be told."""
+    """Refuse `left operator right` if its result would be too large. Raises TemplateTooLarge."""
     if operator == "%" and isinstance(left, str):
         check_format("%", left, right)
     sizes = [len(each) if isinstance(each, str | list | tuple) else each for each in (left, right)]
@@ -168,7 +168,7 @@ def check_operands(operator: str, left: Any, right: Any) -> None:
 
 
 def check_format(sign: str, form: str, values: Any) -> None:
-    """Refuse a format whose fields, which begin with `sign`, would make too much of `values`."""
+    """Refuse a format string whose fields, which begin with `sign`, could expand `values` beyond the limit."""
     if sign == "%" and "*" in form:
         raise TemplateTooLarge("it formats with a width that is asked for")
     widths = [len(number) for number in _NUMBER.findall(form)]
@@ -180,7 +180,7 @@ def check_format(sign: str, form: str, values: Any) -> None:
 
 
 def check_method(name: str, text: str, args: tuple[Any, ...]) -> None:
-    """Refuse a method of `text` (or the filter of that name) whose result, or time, would be huge."""
+    """Refuse a method of `text` (or the filter of that name) whose result or running time would be too large."""
     if name in ("format", "format_map"):
         check_format("{", text, args)
     elif name == "join":
@@ -200,7 +200,7 @@ def check_method(name: str, text: str, args: tuple[Any, ...]) -> None:
 
 
 def shortened(value: object) -> str:
-    """A value in a message."""
+    """`value` as text for an error message, at most about 200 characters."""
     if isinstance(value, int) and value.bit_length() > _LARGEST_NUMBER:
         return f"a number of {value.bit_length()} bits"
     text = str(value)

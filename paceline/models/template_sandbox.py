@@ -1,7 +1,7 @@
-"""A Jinja environment in which a model's chat template can neither hang nor fill the memory.
+"""A Jinja environment in which a model's chat template can neither hang nor exhaust the memory.
 
-Templates come with weights from anywhere. Jinja's own sandbox keeps them from Python's internals; here sizes and steps
-are bounded too. Not for the bounds themselves (`template_meter.py`), nor for what templates mean (`chat_template.py`).
+Templates come with weights from untrusted sources. Jinja's sandbox denies access to Python's internals; this module
+limits sizes and steps as well. Not for the limits themselves (`template_meter.py`), nor for chats (`chat_template.py`).
 """
 
 from collections.abc import Callable
@@ -26,13 +26,13 @@ from paceline.models.template_meter import (
 )
 
 _DROPPED = ("striptags", "urlize", "xmlattr", "wordwrap", "pprint", "filesizeformat", "random")
-"""Filters for pages of the web and for people, some of which take the square of their input."""
+"""Removed filters: they are for web pages and display, and some take quadratic time."""
 _OF_TEXTS = ("replace", "indent", "trim", "join", "format", "tojson", "string", "center")
-"""Filters that make a text of what they get, which may be a list of long ones."""
+"""Filters that convert their input, which may be a list of long texts, to one text."""
 
 
 class _Code(CodeGenerator):
-    """Slices by a call too; Jinja writes them as Python's own."""
+    """Compiles slices to calls of `BoundedEnvironment.cut`; Jinja compiles them to Python's slices."""
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Any) -> None:
         if not isinstance(node.arg, nodes.Slice):
@@ -50,7 +50,7 @@ class _Code(CodeGenerator):
 
 
 class _Generation(Extension):
-    """``{% generation %}``: around what an assistant said, for those who train; here its text."""
+    """The block ``{% generation %}``, which marks the assistant's tokens for training; here its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -61,7 +61,7 @@ class _Generation(Extension):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with bounds on texts and on numbers that make texts."""
+    """Jinja's sandbox with limits on the sizes of texts, lists and numbers."""
 
     intercepted_binops = frozenset({"*", "**", "%", "+"})
     code_generator_class = _Code
@@ -78,16 +78,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.concat = joined
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Let templates use `function`, bounded."""
+        """Register the filter `function` with limits on its arguments and result."""
         self.filters[name] = _bounded(name, function)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """`left operator right`, where the result has a size to speak of."""
+        """`left operator right`, with limits on the size of the result."""
         check_operands(operator, left, right)
         return charged(super().call_binop(context, operator, left, right))
 
     def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        """A call from a template; methods of texts take numbers too (``ljust``)."""
+        """A call from a template, with limits on its arguments and result."""
         check_arguments((*args, *kwargs.values()))
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
         if isinstance(owner, str):
@@ -96,7 +96,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return charged(super().call(context, obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Jinja's ``format`` of a text, bounded."""
+        """Jinja's sandboxed ``str.format``, with a limit on the size of the result."""
         formats = super().wrap_str_format(value)
         if formats is None:
             return None
@@ -108,18 +108,18 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return bounded
 
     def cut(self, value: Any, part: slice) -> Any:
-        """A slice of a value."""
+        """A slice of a value, counted by the meter."""
         return charged(value[part])
 
     def compiled(self, source: str) -> Template:
-        """The template, with the operator ``~`` bounded as well."""
+        """The compiled template, with limits on the operator ``~`` as well."""
         template = self.from_string(source)
         template.root_render_func.__globals__["str_join"] = lambda pieces: joined(map(_as_text, pieces))
         return template
 
 
 def render_bounded(template: Template, variables: dict[str, Any]) -> str:
-    """The text of the template. Raises TemplateTooLarge beyond the bounds, and whatever the template raises."""
+    """The rendered text. Raises TemplateTooLarge beyond the limits, and whatever the template raises."""
     with metered():
         return joined(template.generate(variables))
 
@@ -131,7 +131,7 @@ def _as_text(value: Any) -> str:
 
 
 def _output(value: Any) -> Any:
-    """What is written, once it is known to be no huge list."""
+    """`value`, after checking that its text is not too large. Raises TemplateTooLarge."""
     if isinstance(value, str):
         return value
     text_size(value)
@@ -139,10 +139,10 @@ def _output(value: Any) -> Any:
 
 
 def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that refuses huge numbers and huge results; Jinja's marks on it are kept."""
+    """The filter `function` with limits on its arguments and result; Jinja's attributes of it are kept."""
 
     def bounded(*args: Any, **kwargs: Any) -> Any:
-        first = 1 if hasattr(function, "jinja_pass_arg") else 0  # before it stands Jinja's own argument
+        first = 1 if hasattr(function, "jinja_pass_arg") else 0  # Jinja passes its context as the first argument
         args = _with_list(args, first) if name == "join" else args
         value, others = args[first : first + 1], (*args[first + 1 :], *kwargs.values())
         check_arguments(others)
@@ -156,7 +156,7 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_list(args: tuple[Any, ...], at: int) -> tuple[Any, ...]:
-    """`args` with a list for what can be gone through once only."""
+    """`args` with the iterable at index `at` as a list, since it may be an iterator."""
     return (*args[:at], *(list(each) for each in args[at : at + 1]), *args[at + 1 :])
 
 
@@ -173,7 +173,7 @@ def _check_text_filter(name: str, value: tuple[Any, ...], others: tuple[Any, ...
 
 
 def _written_per_item(others: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Characters that ``tojson`` writes around an item: its indent, a number or a text, and its separators."""
+    """Characters that ``tojson`` writes around an item: indent (a number or a text) and separators."""
     named = dict(zip(("ensure_ascii", "indent", "separators"), others, strict=False)) | kwargs
     indent, separators = named.get("indent"), named.get("separators")
     width = len(indent) if isinstance(indent, str) else indent if isinstance(indent, int) else 0

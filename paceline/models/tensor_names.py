@@ -1,7 +1,7 @@
-"""Names and shapes of every weight, in the one naming all families share (see `families.py`).
+"""Names and shapes of every weight, in the naming that all families share (see `families.py`).
 
-Linear layers are [out, in], weights of norms are what is multiplied with. The one list for the readers' completeness
-checks and for each executor's loading; where a file keeps a tensor is told by `sources.py`.
+Linear layers are [out, in]; norm weights are the factors themselves (no offset). Readers check completeness against
+this list, and executors load by it; `sources.py` maps it to the tensors of a file.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def each_tensor(config: ModelConfig) -> Iterator[Named]:
-    """`tensor_shapes` one by one, for a config that may promise more than there can be."""
+    """The items of `tensor_shapes` one by one, for configs whose sizes may be absurd."""
     hidden = config.hidden_size
     yield "model.embed_tokens.weight", (config.vocab_size, hidden)
     if config.position_embedding == "learned":
@@ -33,7 +33,7 @@ def each_tensor(config: ModelConfig) -> Iterator[Named]:
 
 
 def check_depth(config: ModelConfig, num_tensors: int, source: object) -> None:
-    """Refuse a damaged number of layers before anything is made for each of them.
+    """Refuse a damaged number of layers before anything is allocated per layer.
 
     Raises:
         CorruptWeights: naming `source`, when there are more layers than tensors.

@@ -25,9 +25,9 @@ Scheme = Literal["byte_level", "sentencepiece"]
 """How a token's name spells its bytes: GPT-2's letters for bytes, or text with ``▁`` for a space and ``<0x0A>``."""
 
 _LONG_TEXT = 4096
-"""Characters from which encoding takes more than a few milliseconds."""
+"""From this many characters on, encoding takes more than a few milliseconds."""
 _MARK, _MARK_END = "\ue000", "\ue001"
-"""Around a number, in place of a control token's name: characters of private use, which texts do not have."""
+"""Enclose the number that replaces a control token's name; private-use characters, which texts do not contain."""
 _MARKED = re.compile(f"{_MARK}([0-9]{{1,6}}){_MARK_END}")
 _Masked = TypeVar("_Masked", bound=object)
 _META_SPACE = "▁"
@@ -35,7 +35,7 @@ _BYTE_NAME = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 def _letters_for_bytes() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the rest are counted up from 256."""
+    """GPT-2's byte alphabet: printable bytes stand for themselves, the others for code points from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
@@ -50,9 +50,9 @@ class Tokenizer:
     Args:
         backend: the `tokenizers` pipeline; its decoder is not used.
         scheme: how token names spell bytes.
-        bos_token, eos_token: their text, where the model has them.
-        chat_template: the template's source, where the model has one.
-        strips_space: the text of a whole sequence loses one leading space, which encoding had put there.
+        bos_token, eos_token: text of the tokens; None where the model has none.
+        chat_template: the template's source; None where the model has none.
+        strips_space: whether decoding a whole sequence removes one leading space, which encoding had added.
     """
 
     def __init__(self, backend: Backend, scheme: Scheme, *, bos_token: str | None = None, eos_token: str | None = None,
@@ -112,7 +112,7 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Highest token id in use, plus one; a model may have more rows, which pad it to a round size."""
+        """Highest token id in use plus one; the model's embedding may have more rows, as padding."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @cached_property
@@ -122,7 +122,7 @@ class Tokenizer:
 
     @property
     def special_token_ids(self) -> frozenset[int]:
-        """Ids that decoding skips when it is asked to."""
+        """Ids of control tokens, which `decode` can skip."""
         return self._special
 
     @property
@@ -137,33 +137,33 @@ class Tokenizer:
 
     @property
     def reads_tools(self) -> bool:
-        """Whether the chat template tells the model of tools."""
+        """Whether the chat template has a place for the definitions of tools."""
         return "tools" in (self._template_source or "")
 
     @property
     def tags_calls(self) -> bool:
-        """Whether calls of tools are written between ``<tool_call>`` tags, not as JSON alone."""
+        """Whether the model writes tool calls between ``<tool_call>`` tags rather than as bare JSON."""
         return not self.reads_tools or "<tool_call>" in (self._template_source or "")
 
     @property
     def thinks(self) -> bool:
-        """Whether the chat template knows of thoughts before the answer, ``<think>...</think>``."""
+        """Whether the chat template supports reasoning before the answer, ``<think>...</think>``."""
         return "</think>" in (self._template_source or "")
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens written in it count as such.
+        """Token ids of `text`; special tokens written in it are encoded as such.
 
-        `add_special_tokens` puts in what the model wants around a text (a BOS token, say); off for a rendered chat.
+        `add_special_tokens` adds what the model expects around a text (e.g. a BOS token); False for a rendered chat.
         """
         if len(text) < _LONG_TEXT:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return encoding.ids  # a batch lets other threads of Python run, which one text does not
+        return encoding.ids  # encoding a batch releases the GIL, encoding one text does not
 
     def masked(self, value: _Masked) -> _Masked:
-        """A text, or texts in lists and mappings, with the names of control tokens replaced by marks.
+        """`value`, a text or texts in lists and mappings, with the names of control tokens replaced by marks.
 
-        `encode_masked` reads marks as the text of those names.
+        `encode_masked` encodes marks as the plain text of those names.
         """
         if isinstance(value, str):
             return self._control.sub(lambda found: f"{_MARK}{self._names.index(found[0])}{_MARK_END}", value)
@@ -174,7 +174,7 @@ class Tokenizer:
         return value
 
     def encode_masked(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """As `encode`, but marks of `masked` are the text of control tokens, and not these tokens."""
+        """As `encode`, but marks of `masked` become the plain text of control tokens, not the tokens themselves."""
         first, *rest = _MARKED.split(text)
         ids = self.encode(first, add_special_tokens)
         for number, after in zip(rest[::2], rest[1::2], strict=True):
@@ -185,7 +185,7 @@ class Tokenizer:
 
     @cached_property
     def _names(self) -> list[str]:
-        """Control tokens as they are written, long ones first."""
+        """Names of the control tokens, long ones first."""
         return sorted({self._literal[i].decode() for i in self._special if self._literal[i]}, key=len, reverse=True)
 
     @cached_property
@@ -194,13 +194,13 @@ class Tokenizer:
 
     @cached_property
     def _literal_backend(self) -> Backend:
-        """One that knows no control tokens."""
+        """A backend that encodes the names of control tokens as plain text."""
         backend = Backend.from_str(self._backend.to_str())
         backend.encode_special_tokens = True
         return backend
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for, which need not be whole characters; none for ids that pad the vocabulary."""
+        """The bytes of a token, which need not be whole UTF-8 characters; empty for padding ids."""
         if token_id in self._literal:
             return self._literal[token_id]
         if token_id not in self._bytes:
@@ -208,13 +208,14 @@ class Tokenizer:
         return self._bytes[token_id]
 
     def token_text(self, token_id: int) -> str:
-        """A token by itself for display; bytes that are no whole character show as U+FFFD."""
+        """The text of a single token for display; incomplete characters become U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def decode(self, token_ids: Iterable[int], skip_special: bool = True, continuation: bool = False) -> str:
-        """The text of `token_ids`; bytes that are no UTF-8 become U+FFFD.
+        """The text of `token_ids`; bytes that are not UTF-8 become U+FFFD.
 
-        A `continuation` follows other text and keeps a leading space; otherwise it goes where encoding puts one.
+        A `continuation` follows other text and keeps its leading space. Otherwise the space that encoding adds at the
+        beginning of a text is removed.
         """
         skipped = self._special if skip_special else frozenset()
         data = b"".join(self.token_bytes(i) for i in token_ids if i not in skipped)
@@ -227,7 +228,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of a chat in the model's template, which `encode_chat` encodes as well; `variables` as in `render`.
+        """The text of a chat in the model's template; `variables` as in `ChatTemplate.render`.
 
         Raises:
             InvalidParameter: the model has no chat template, or the messages do not fit it.
@@ -239,11 +240,11 @@ class Tokenizer:
         return self._template.render(messages, add_generation_prompt, variables)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a chat in the model's template, ready for the answer. Raises as `apply_chat_template`."""
+        """Token ids of a chat in the model's template with the assistant's turn opened; see `apply_chat_template`."""
         return self.encode(self.apply_chat_template(messages), add_special_tokens=False)
 
     def vocabulary_fingerprint(self) -> str:
-        """A key of what every token id stands for; padding ids and the way text is cut do not enter."""
+        """A digest of the bytes of every token id; independent of padding ids and of pre-tokenisation."""
         digest = hashlib.sha256()
         for token_id in range(self.vocab_size):
             data = self.token_bytes(token_id)
@@ -251,13 +252,13 @@ class Tokenizer:
         return digest.hexdigest()
 
     def same_vocabulary(self, other: "Tokenizer") -> bool:
-        """Whether every token id means the same to both, so that one model can draft for the other."""
-        if self._scheme == other._scheme:  # names are then as good as bytes, and three times as fast to compare
+        """Whether every token id stands for the same bytes in both, so that one model can draft for the other."""
+        if self._scheme == other._scheme:  # then equal names mean equal bytes, and are three times as fast to compare
             return self._backend.get_vocab(True) == other._backend.get_vocab(True)
         return self.vocabulary_fingerprint() == other.vocabulary_fingerprint()
 
     def files(self) -> dict[str, str]:
-        """Name to content of the files from which `tokenizer_from_folder` and transformers make this tokenizer."""
+        """Name to content of the files from which `tokenizer_from_folder` and transformers load this tokenizer."""
         pipeline = json.loads(self._backend.to_str())
         pipeline["decoder"] = _decoder(self._scheme, self._strips_space)
         settings = {key: text for key, text in self._template_variables.items() if text}
@@ -276,7 +277,7 @@ class Tokenizer:
 
 
 def _decoder(scheme: Scheme, strips_space: bool) -> dict[str, Any]:
-    """The decoder of a tokenizer.json whose tokens spell their bytes so."""
+    """The ``decoder`` entry of a tokenizer.json for this scheme."""
     if scheme == "byte_level":
         return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     steps: list[dict[str, Any]] = [
@@ -291,7 +292,7 @@ def _decoder(scheme: Scheme, strips_space: bool) -> dict[str, Any]:
 
 
 class StreamDecoder:
-    """Text of a growing token sequence, never half a character.
+    """Decodes a growing token sequence into whole characters.
 
     All pieces joined, `flush` included, are ``tokenizer.decode(ids, skip_special, continuation=True)``.
     """
@@ -302,11 +303,11 @@ class StreamDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """The text that `token_id` completes; empty while a character is still missing bytes."""
+        """The text that `token_id` completes; empty while a character still lacks bytes."""
         if token_id in self._skipped:
             return ""
         return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for a character that never came whole, else nothing."""
+        """The rest at the end of the sequence: U+FFFD for an incomplete character, else nothing."""
         return self._decoder.decode(b"", final=True)

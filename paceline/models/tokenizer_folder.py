@@ -16,7 +16,7 @@ from paceline.models.json_file import read_json, read_text
 from paceline.models.tokenizer import Scheme, Tokenizer
 
 _DEEPEST = 8
-"""Of decoders inside each other."""
+"""Deepest nesting of decoders."""
 
 
 def tokenizer_from_folder(folder: Path) -> Tokenizer:
@@ -36,7 +36,7 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
         backend = Backend.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise CorruptWeights(f"{path}: cannot be read ({str(error)[:200]}); download the model again") from None
-    backend.no_truncation()  # settings of its training; they would cut prompts, and transformers ignores them too
+    backend.no_truncation()  # settings of training; they would truncate prompts, and transformers ignores them too
     backend.no_padding()
     decoders = list(_steps(pipeline.get("decoder")))
     settings_path = folder / "tokenizer_config.json"
@@ -81,7 +81,7 @@ def _strips_space(step: Mapping[str, Any]) -> bool:
 
 
 def _token_text(settings: Fields, name: str) -> str | None:
-    """A token in tokenizer_config.json is its text, or an object that holds it."""
+    """The text of a special token, which tokenizer_config.json gives as a string or as an object with it."""
     token = settings.get(name, None)
     text = token.get("content") if isinstance(token, Mapping) else token
     if text is not None and not is_text(text):
@@ -90,7 +90,7 @@ def _token_text(settings: Fields, name: str) -> str | None:
 
 
 def _chat_template(folder: Path, settings: Fields) -> str | None:
-    """The template beside the tokenizer, or inside its settings: one text, or a list of named ones."""
+    """The template in chat_template.jinja or in tokenizer_config.json: one text, or the default of a list."""
     own_file = folder / "chat_template.jinja"
     if own_file.is_file():
         return read_text(own_file)

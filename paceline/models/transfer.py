@@ -1,8 +1,8 @@
-"""One file over HTTP, so that it appears whole, checked, or not at all; what broke off goes on where it stopped.
+"""Downloads one file over HTTP: the target appears complete and checked or not at all, and downloads can be resumed.
 
-What has arrived lies in ``NAME.part`` beside the target, with the server's ETag in ``NAME.part.etag``. A download asks
-for the rest (RFC 9110, sections 13.1.5 and 14) on the condition that the ETag is still the same (``If-Range``); a
-server that does not know ranges, or has another file by now, sends the whole of it, which then replaces what was there.
+Received bytes are in ``NAME.part`` beside the target, with the server's ETag in ``NAME.part.etag``. A later download
+requests the rest (RFC 9110, sections 13.1.5 and 14) on the condition that the ETag is unchanged (``If-Range``). A
+server that does not support ranges, or whose file has changed, sends the whole file, which replaces the partial one.
 Not for which files a model has (`hub.py`).
 """
 
@@ -29,29 +29,29 @@ from paceline.types import Progress
 
 _CHUNK = 1 << 20
 _TIMEOUT = 30.0
-"""Seconds without a byte."""
+"""Seconds without a byte after which a connection is given up."""
 _ATTEMPTS = 5
-"""In a row that bring nothing."""
+"""Consecutive attempts without a new byte after which a download fails."""
 _WAITS = (0.5, 1.0, 2.0, 4.0)
 """Seconds before the next attempt."""
 _LONGEST_WAIT = 60.0
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _BROKEN = (http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError, urllib.error.URLError)
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(?:(\d+)|\*)")
-"""An answer's first byte and the bytes of the whole file; servers may leave out either (RFC 9110, section 14.4)."""
+"""First byte of a response and size of the whole file; servers may omit either (RFC 9110, section 14.4)."""
 _LONGEST_ANSWER = 1 << 26
-"""Bytes of a listing."""
+"""Most bytes of a listing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A file to be had.
+    """A file to download.
 
     Attributes:
-        url: where.
-        num_bytes: its size, as whoever lists it says.
-        sha256: of its content, in hexadecimal; None where nobody says, and then the size alone is checked.
-        headers: sent to the host of `url`, and to no other that it redirects to.
+        url: its address.
+        num_bytes: its size according to the listing.
+        sha256: of its content, in hexadecimal; None where unknown, and then only the size is checked.
+        headers: request headers; ``Authorization`` is not sent to other hosts after a redirect.
     """
 
     url: str
@@ -61,17 +61,17 @@ class Remote:
 
 
 def fetch_file(remote: Remote, target: Path, progress: Progress | None = None) -> None:
-    """Bring `remote` to `target`, going on with what an earlier call left.
+    """Download `remote` to `target`, resuming what an earlier call left.
 
-    One process at a time works on a target; others wait, and find it there. A file that was damaged since is replaced.
+    One process at a time downloads a target; others wait and then use its file. A damaged file is replaced.
 
     Args:
-        progress: called with (bytes here, bytes in all).
+        progress: called with (bytes present, bytes in total).
 
     Raises:
-        DownloadFailed: the server refuses, stays out of reach, or has other content than it should. What arrived stays
-            for the next call, except where the content was wrong.
-        OSError: the disk is full, or not ours to write to.
+        DownloadFailed: the server refuses, cannot be reached, or sends other content than listed. Received bytes are
+            kept for the next call, except where the content was wrong.
+        OSError: the disk is full or not writable.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f"{target.name}.lock")):
@@ -80,7 +80,7 @@ def fetch_file(remote: Remote, target: Path, progress: Progress | None = None) -
 
 
 def _is_here(remote: Remote, target: Path) -> bool:
-    """Whether `target` is complete: its content is read once after every start of the machine (`intact.py`)."""
+    """Whether `target` is complete and undamaged; its content is hashed once after every boot (`intact.py`)."""
     if not target.is_file() or target.stat().st_size != remote.num_bytes:
         return False
     stamp = target.with_name(f"{target.name}.checked")
@@ -93,10 +93,10 @@ def _is_here(remote: Remote, target: Path) -> bool:
 
 
 def read_url(url: str, headers: Mapping[str, str] | None = None) -> bytes:
-    """The whole answer of a server, for listings.
+    """The body of a GET response, for listings; transient errors are retried.
 
     Raises:
-        DownloadFailed: it is longer than 64 MiB, or the server cannot be reached.
+        DownloadFailed: the body is longer than 64 MiB, or the server cannot be reached.
         urllib.error.HTTPError: the server refuses.
     """
     for wait in (*_WAITS, None):
@@ -119,7 +119,7 @@ def read_url(url: str, headers: Mapping[str, str] | None = None) -> bytes:
 
 
 class _Download:
-    """The attempts that bring one file."""
+    """The download of one file, in as many attempts as necessary."""
 
     def __init__(self, remote: Remote, target: Path, progress: Progress) -> None:
         self._remote, self._target, self._progress = remote, target, progress
@@ -127,7 +127,7 @@ class _Download:
         self._etag = self._part.with_name(f"{self._part.name}.etag")
 
     def run(self) -> None:
-        """Bring the file, from the beginning where going on with an earlier call's bytes gave another content."""
+        """Download the file; if resuming an earlier call's bytes gives wrong content, start once from the beginning."""
         for _ in range(2 if self._have() else 1):
             self._complete()
             if self._is_right():
@@ -144,7 +144,7 @@ class _Download:
         )
 
     def _complete(self) -> None:
-        """Attempts until all bytes are here."""
+        """Make attempts until all bytes are present. Raises DownloadFailed after `_ATTEMPTS` without progress."""
         failures, furthest = 0, self._have()
         while self._have() != self._remote.num_bytes or not self._part.exists():
             try:
@@ -165,8 +165,8 @@ class _Download:
                 time.sleep(max(wait, _WAITS[failures - 1]))
 
     def _refused(self, error: urllib.error.HTTPError) -> float:
-        """Seconds that the server wants us to wait. Raises where waiting does not help."""
-        if error.code == 416:  # more is here than the file has
+        """Seconds that the server asks to wait. Raises DownloadFailed for an error that waiting does not cure."""
+        if error.code == 416:  # the partial file is longer than the file
             self._forget()
             self._check_size(error.headers, whole=False)
             return 0.0
@@ -175,7 +175,7 @@ class _Download:
         return _asked_wait(error, 0.0)
 
     def _attempt(self) -> None:
-        """Ask for what is missing, and keep as much of it as comes."""
+        """Request the missing bytes, and keep those that are received."""
         have, etag = self._have(), self._known_etag()
         if have > self._remote.num_bytes or not (etag or self._remote.sha256):
             have = 0
@@ -192,17 +192,17 @@ class _Download:
             self._take(answer, have)
 
     def _continues(self, headers: Mapping[str, str], have: int, etag: str) -> bool:
-        """Whether an answer holds what follows the `have` bytes here, of the same file."""
+        """Whether a partial response continues the same file after the first `have` bytes."""
         found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
         if found is None or found[1] != str(have) or found[2] not in (None, str(self._remote.num_bytes)):
             return False
         return not etag or headers.get("ETag", etag) == etag
 
     def _check_size(self, headers: Message, whole: bool) -> None:
-        """Refuse a file of another size before it is here: a longer one would be cut, a shorter one asked for again.
+        """Raise DownloadFailed if the response headers show another file size than listed.
 
         Args:
-            whole: whether the answer is all of the file, and not a part.
+            whole: whether the response is the whole file rather than a range.
         """
         length = headers.get("Content-Length", "") if whole and "Content-Encoding" not in headers else ""
         found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
@@ -211,7 +211,7 @@ class _Download:
             raise self._another_file(f"it has {size} bytes there, not {self._remote.num_bytes}")
 
     def _take(self, answer: Any, have: int) -> None:
-        """Write what comes from byte `have` on, but no more than the file has."""
+        """Write the response body from byte `have` on, up to the listed size."""
         total = self._remote.num_bytes
         with self._part.open("r+b" if have else "wb") as part:
             part.truncate(have)
@@ -231,7 +231,7 @@ class _Download:
         return self._etag.read_text(encoding="latin-1") if self._etag.exists() else ""
 
     def _note_etag(self, etag: str | None) -> None:
-        """Keep a strong ETag: a weak one (``W/``) does not promise the same bytes."""
+        """Store a strong ETag; a weak one (``W/``) does not guarantee identical bytes and is dropped."""
         if etag and etag.startswith('"'):
             self._etag.write_text(etag, encoding="latin-1")
         else:
@@ -246,7 +246,7 @@ class _Download:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follow redirects, but show credentials to the first host only."""
+    """Follow redirects, but send credentials to the first host only."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         """See the base class."""
@@ -262,7 +262,7 @@ def _origin(url: str) -> tuple[str, str]:
 
 
 def _open(url: str, headers: dict[str, str]) -> Any:
-    """The answer to a GET. Only HTTP is spoken, whatever a redirect says."""
+    """The response to a GET request. Raises DownloadFailed for schemes other than http and https."""
     if urlsplit(url).scheme not in ("http", "https"):
         raise DownloadFailed(f"{url}: not an address of http or https")
     opener = urllib.request.build_opener(_Redirects())
@@ -271,7 +271,7 @@ def _open(url: str, headers: dict[str, str]) -> Any:
 
 
 def _asked_wait(error: urllib.error.HTTPError, otherwise: float) -> float:
-    """Seconds of ``Retry-After``, bounded."""
+    """Seconds of ``Retry-After``, at most `_LONGEST_WAIT`; `otherwise` without that header."""
     asked = error.headers.get("Retry-After", "") if error.headers else ""
     return min(float(asked), _LONGEST_WAIT) if asked.isdigit() else otherwise
 
