@@ -77,8 +77,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """At most `most` non-empty strings of at most `longest` characters; a single string is a list of one, None of none.
-    """
+    """At most `most` non-empty strings of at most `longest` characters; one string is a list of one, None of none."""
 
     most: int
     longest: int

@@ -124,8 +124,7 @@ def _gemma3(fields: Fields) -> dict[str, Any]:
 
 
 def _gemma2_gguf(fields: Fields) -> dict[str, Any]:
-    """Gemma 2. As in llama.cpp, the number of layers identifies the 27B model, which scales queries by hidden / heads.
-    """
+    """Gemma 2. As in llama.cpp, the number of layers identifies the 27B model, whose scale is from hidden / heads."""
     return _scaled_embeddings(fields) | {
         "post_norms": True,
         "attention_scale": _gemma_scale(fields, 46),

@@ -74,8 +74,7 @@ class FeedbackDraft:
         self._free.append((int(memory.pages[0]) - 2 * self._reading) // self._num_pages)
 
     def read(self, memory: Memory, tokens: Sequence[int]) -> None:
-        """Fill `memory` with a text from its beginning, in `PASSES` passes over its sinks and the last window of rows.
-        """
+        """Fill `memory` with a text from its beginning, in `PASSES` passes over its sinks and its last window."""
         memory.first = max(len(tokens) - self._sparse.window, 0)
         sinks = range(min(self._sparse.num_sinks, memory.first))
         positions = np.array([*sinks, *range(memory.first, len(tokens))], np.int32)

@@ -185,8 +185,7 @@ def scheme_of(config: Mapping[str, Any]) -> Int4Scheme | None:
 
 
 def _gptq_format(quantization: Mapping[str, Any]) -> str:
-    """The checkpoint format of a GPTQ model; ``marlin`` and others store codes in another order under the same names.
-    """
+    """The checkpoint format of a GPTQ model; ``marlin`` and others store codes in another order under these names."""
     if quantization.get("is_marlin_format"):
         return "marlin"
     return _text(quantization, "checkpoint_format", "gptq")

@@ -100,8 +100,7 @@ def rope_from_gguf(own: Fields, head_dim: int, longest: int, factors: tuple[floa
 
 
 def _yarn_from_gguf(own: Fields, factor: float, original: int, theta: float, dim: int) -> dict[str, Any]:
-    """YaRN as llama.cpp reads it: ``attn_factor`` multiplies the attention factor, ``yarn_log_multiplier`` lowers it.
-    """
+    """YaRN as llama.cpp reads it; ``attn_factor`` and ``yarn_log_multiplier`` change the attention factor."""
     prefix = "rope.scaling."
     named = {"beta_fast": f"{prefix}yarn_beta_fast", "beta_slow": f"{prefix}yarn_beta_slow"}
     asked = {ours: own.number(theirs, above=_LEAST) for ours, theirs in named.items() if theirs in own}

@@ -196,8 +196,7 @@ def folder_config(folder: Path) -> ModelConfig:
 
 
 def _config_values(folder: Path) -> dict[str, Any]:
-    """The values of config.json, with ``eos_token_id`` of generation_config.json, which lists all end-of-sequence ids.
-    """
+    """The values of config.json, with all end-of-sequence ids, which generation_config.json lists."""
     path = folder / "config.json"
     if not path.is_file():
         raise ModelNotFound(f"{path}: missing; {folder} is no model folder, give one that transformers saved")

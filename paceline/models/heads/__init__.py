@@ -1,1 +1,1 @@
-"""Draft heads: small networks that read a target's hidden states and propose what comes next."""
+"""Draft heads: small networks that read a target's hidden states and draft the next tokens."""

@@ -10,10 +10,10 @@ from paceline.models.loaded import LoadedModel
 
 
 def make_net(record: HeadRecord, target: LoadedModel, dtype: str | None = "auto") -> Any:
-    """An `AutoregressiveNet`, `BlockNet` or `StepNet` beside `target`.
+    """The network of a head: one of the interfaces of `nets.py`, on the executor of `target`.
 
     Args:
-        dtype: how its weights are stored; ``auto`` as the target's, None as its drafts are quickest.
+        dtype: storage of its weights; ``auto`` for the target's, None for the fastest.
 
     Raises:
         UnsupportedModel: the target's executor runs no heads, or not this family.

@@ -1,6 +1,6 @@
-"""The card of a head: one readable page on what it is, how it was made and how well it does.
+"""The model card of a head in Markdown: what it is, how it was trained and how well it drafts.
 
-Everything it says stands in the record; nothing is read back from it.
+It is generated from the record and never read back.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from paceline.models.heads.record import HeadRecord
 
 
 def card_text(record: HeadRecord) -> str:
-    """Markdown: the target, the head's conventions, and what its maker noted."""
+    """The card as Markdown: target, conventions, and the entries of `HeadRecord.card`."""
     target = record.config.target
     lines = [f"# {record.config.family} head for {target.name or 'an unnamed target'}", ""]
     lines += [f"- {name}: {value}" for name, value in conventions(record)]

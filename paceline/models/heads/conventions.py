@@ -1,6 +1,6 @@
-"""A head's conventions in words: what `paceline heads inspect` prints and what a card begins with.
+"""A head's conventions in words, for `paceline heads inspect` and for the beginning of its card.
 
-These are the settings that programs have got wrong in silence; each is said, whatever its value.
+These are settings that programs have silently got wrong, so each is listed, including those with default values.
 """
 
 from math import prod
@@ -18,7 +18,7 @@ _TOKEN_SHIFT = {
 
 
 def conventions(record: HeadRecord) -> list[tuple[str, str]]:
-    """Name and value, in the order to print them."""
+    """(name, value) pairs in the order in which they are printed."""
     config, target = record.config, record.config.target
     pairs = [
         ("family", config.family + (f" ({config.variant})" if config.variant else "")),

@@ -1,7 +1,7 @@
-"""The draft vocabulary: which target tokens a head's outputs stand for, in files and as this project holds it.
+"""The draft vocabulary: the target ids of a head's outputs, in files and in records.
 
-Files store offsets (``d2t``: target id = i + d2t[i]) or ids; records hold ids. Every other reading, which some programs
-took in silence, is refused.
+Files store offsets (``d2t``: target id = i + d2t[i]) or ids; records hold ids. Other interpretations, which some
+programs silently accept, are refused.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ def from_offsets(offsets: np.ndarray, draft_size: int, vocab_size: int, source: 
     """[draft_size] int32 target ids from the file's ``d2t``.
 
     Raises:
-        InvalidParameter: another length than the config says, ids outside the vocabulary, one twice.
+        InvalidParameter: the length differs from `draft_size`, or ids are repeated or outside the vocabulary.
     """
     if offsets.shape != (draft_size,):
         raise InvalidParameter(
@@ -33,7 +33,7 @@ def from_offsets(offsets: np.ndarray, draft_size: int, vocab_size: int, source: 
 
 
 def checked_ids(ids: np.ndarray, vocab_size: int, field: str) -> np.ndarray:
-    """`ids` as int32, once they are known to be target ids, each once.
+    """`ids` as int32, after checking that they are distinct target ids.
 
     Raises:
         InvalidParameter: naming `field`.
@@ -48,17 +48,17 @@ def checked_ids(ids: np.ndarray, vocab_size: int, field: str) -> np.ndarray:
 
 
 def to_offsets(ids: np.ndarray) -> np.ndarray:
-    """[n] int64: the file's ``d2t``."""
+    """[n] int64 offsets, the tensor ``d2t`` of files."""
     return ids.astype(np.int64) - np.arange(ids.size)
 
 
 def to_mask(ids: np.ndarray, vocab_size: int) -> np.ndarray:
-    """[vocab_size] bool: the file's ``t2d``."""
+    """[vocab_size] bool, True for drafted ids: the tensor ``t2d`` of files."""
     mask = np.zeros(vocab_size, bool)
     mask[ids] = True
     return mask
 
 
 def ids_digest(ids: np.ndarray | None) -> str:
-    """SHA-256 of the ids; empty for the whole vocabulary. Tells two maps of one size apart."""
+    """SHA-256 of the ids, to distinguish draft vocabularies of the same size; empty for the whole vocabulary."""
     return "" if ids is None else hashlib.sha256(np.ascontiguousarray(ids, np.int32).tobytes()).hexdigest()

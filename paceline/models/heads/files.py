@@ -1,6 +1,6 @@
-"""Heads on disk: finding out the layout of files, reading them into a `HeadRecord`, and writing one.
+"""Head files: detects their layout, reads them into a `HeadRecord`, and writes records.
 
-Not for where heads lie and which one fits a target (`registry.py`, `fit.py`).
+Not for finding heads or matching them with a target (`registry.py`, `fit.py`).
 """
 
 import json
@@ -47,7 +47,7 @@ LAYOUTS: tuple[Layout, ...] = tuple(
         medusa,
     )
 )  # fmt: skip
-"""In the order in which they are tried, for reading and for writing."""
+"""All layouts, in the order in which they are tried for reading and for writing."""
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "CARD.md"
 _PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt", "model.pt")
@@ -57,9 +57,9 @@ def read_files(place: Path) -> HeadFiles:
     """The config and tensors at `place`: a folder, or one file of tensors with its config beside it.
 
     Raises:
-        ModelNotFound: there is nothing.
-        CorruptWeights: a damaged file.
-        UnsupportedModel: a pickle with more than tensors, or llama.cpp's file.
+        ModelNotFound: there is no head at `place`.
+        CorruptWeights: a file is damaged.
+        UnsupportedModel: a pickle holds more than tensors, or the file is one of llama.cpp.
     """
     folder, weights = (place, _weights_in(place)) if place.is_dir() else (place.parent, [place])
     if not place.exists() or not weights:
@@ -74,7 +74,7 @@ def read_files(place: Path) -> HeadFiles:
 
 
 def layout_of(files: HeadFiles) -> Layout:
-    """The first layout that knows `files`. Raises UnsupportedModel when none does."""
+    """The first layout that matches `files`. Raises UnsupportedModel when none does."""
     for layout in LAYOUTS:
         if layout.matches(files):
             return layout
@@ -85,7 +85,7 @@ def layout_of(files: HeadFiles) -> Layout:
 
 
 def read_head(place: str | Path, reading: Reading | None = None) -> HeadRecord:
-    """The head at `place`, strictly: every tensor is known, every one that the head needs is there.
+    """The head at `place`. Reading is strict: unknown and missing tensors are errors.
 
     Raises:
         ModelNotFound, CorruptWeights, UnsupportedModel, InvalidParameter: see `read_files` and `Layout.read`.
@@ -96,7 +96,7 @@ def read_head(place: str | Path, reading: Reading | None = None) -> HeadRecord:
     except PacelineError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # what layouts compute with is checked where it is used; whatever else a damaged file breaks ends here
+        # layouts check the values that they use; this catches all other failures that a damaged file can cause
         problem = f"its config and tensors do not fit together ({error_text(error)})"
         raise CorruptWeights(f"{files.path}: {problem}; get the head again") from error
 
@@ -106,13 +106,13 @@ def save_head(record: HeadRecord, folder: str | Path, *, storage: Storage = "flo
     """Write `record` to `folder` as ``config.json``, ``model.safetensors`` and ``CARD.md``, and return the folder.
 
     Args:
-        storage: float32 and bfloat16 are what other programs read; int8 (one scale per output row) is for releases
-            and is read here only.
-        layout: its name; None for the one that this project saves the family in.
-        tables: the target's tables, to be copied in where the head shares them; others need that.
+        storage: other programs read float32 and bfloat16; only Paceline reads int8 (one scale per output row), which is
+            for releases.
+        layout: name of the layout; None for the default layout of the family.
+        tables: the target's tables, copied where the head shares them, for programs that need copies.
 
     Raises:
-        InvalidParameter: the layout cannot say what the head does, or the record lacks a tensor.
+        InvalidParameter: the layout cannot express the head, or the record has missing or wrong tensors.
     """
     chosen = layout_for(record, layout)
     assert chosen.write is not None
@@ -131,10 +131,10 @@ def save_head(record: HeadRecord, folder: str | Path, *, storage: Storage = "flo
 
 
 def store_in_card(folder: str | Path, name: str, value: object) -> None:
-    """Put an entry into the card of a head of this project, and leave everything else as it is.
+    """Set the entry `name` in the card of a saved head, and leave everything else unchanged.
 
     Raises:
-        InvalidParameter: the head is in another program's files, which have no card.
+        InvalidParameter: the head was written by another program and has no card.
     """
     place = Path(folder).expanduser()
     values = read_json(place / CONFIG)
@@ -146,7 +146,11 @@ def store_in_card(folder: str | Path, name: str, value: object) -> None:
 
 
 def layout_for(record: HeadRecord, name: str | None = None) -> Layout:
-    """The layout called `name` if it can say what `record` is; without a name, the first that can."""
+    """The layout called `name`, or by default the first, that supports the family of `record`.
+
+    Raises:
+        InvalidParameter: there is no such layout.
+    """
     able = [layout for layout in LAYOUTS if layout.write and record.config.family in layout.families]
     for layout in able:
         if name in (None, layout.name):
@@ -156,10 +160,10 @@ def layout_for(record: HeadRecord, name: str | None = None) -> Layout:
 
 
 def check_record(record: HeadRecord) -> None:
-    """Whether a record holds the tensors that its description asks for.
+    """Check that a record holds exactly the tensors that its config requires.
 
     Raises:
-        InvalidParameter: naming the first that is missing, left over or of another shape.
+        InvalidParameter: naming the first tensor that is missing, superfluous or of another shape.
     """
     shapes = head_shapes(record.config)
     for name in (*shapes, *record.tensors):

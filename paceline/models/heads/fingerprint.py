@@ -1,4 +1,4 @@
-"""`target_print`: what tells a target from any other, for the head that is trained for it or looked for beside it."""
+"""`target_print`: the fingerprint of a target model, to match draft heads with the target they were trained for."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from paceline.models.safetensors_folder import SafetensorsCheckpoint
 
 
 def target_print(source: ModelSource) -> TargetPrint:
-    """Name, sizes, and digests of the weights and the chat template of a model that was found."""
+    """Name, sizes, and digests of the weights and the chat template of a model."""
     config = source.checkpoint.config
     template = getattr(source.tokenizer, "chat_template_digest", "")
     return TargetPrint(
@@ -47,7 +47,7 @@ def _digest(files: Sequence[Path]) -> str:
 
 
 def _keep(note: Path, digest: str) -> None:
-    """Write `digest` down; a cache that cannot be written costs a second the next time."""
+    """Store `digest` in the cache; where that fails it is computed again next time."""
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
         note.write_text(digest)

@@ -1,7 +1,7 @@
-"""Whether a head was made for this target: sizes, weights and chat template, compared before anything is drafted.
+"""Checks that a head was trained for a target, by sizes, weights and chat template.
 
-A head reads hidden states of one set of weights; with others it drafts nonsense, which costs time and changes no text.
-So other weights are refused, another template is warned about. Not for what a head computes (`shapes.py`).
+A head reads hidden states of one set of weights. With other weights its drafts are rejected: texts stay the same, but
+time is lost. So other weights are an error, another chat template a warning. Not for shapes of tensors (`shapes.py`).
 """
 
 from paceline.errors import InvalidParameter
@@ -11,13 +11,13 @@ _SHORT = 12
 
 
 def check_fit(record: HeadRecord, target: TargetPrint, any_weights: bool = False) -> tuple[str, ...]:
-    """What is worth a warning about `record` beside `target`, a sentence each.
+    """Warnings about using `record` with `target`, one sentence each.
 
     Args:
-        any_weights: let other weights of the same sizes pass, with a warning.
+        any_weights: accept other weights of the same sizes, with a warning.
 
     Raises:
-        InvalidParameter: another width, vocabulary, depth, or other weights.
+        InvalidParameter: the head was trained for another width, vocabulary or depth, or for other weights.
     """
     own, warnings = record.config.target, []
     for field, noun in (("hidden_size", "width"), ("vocab_size", "vocabulary"), ("num_hidden_layers", "depth")):

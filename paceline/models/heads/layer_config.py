@@ -1,7 +1,7 @@
 """Sizes of a head's decoder layers, read from and written as transformers' keys.
 
-A head's positions are its own: theta and scaling must be those of its training, however the target does it. Newer
-transformers write ``rope_parameters``, older ones ``rope_theta`` and ``rope_scaling``: both are read and written.
+Rotary theta and scaling of a head are those of its training, independent of the target's. Newer transformers write
+``rope_parameters``, older ones ``rope_theta`` and ``rope_scaling``: both are read and written.
 """
 
 from dataclasses import replace
@@ -25,11 +25,11 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def read_layer(settings: Settings, **more: Any) -> ModelConfig:
-    """The layers that `settings` describe; `more` are keys the layout keeps elsewhere.
+    """The config of the layers that `settings` describe; `more` are keys that the layout stores elsewhere.
 
     Raises:
-        UnsupportedModel: a setting that is not implemented.
-        InvalidParameter: a window, which would need its own attention, on some layers only.
+        UnsupportedModel: a setting is not implemented.
+        InvalidParameter: a setting is invalid, or the layers have experts.
     """
     settings.skip(*_KEYS)
     values = {name: settings.values[name] for name in _KEYS if name in settings.values} | more
@@ -48,7 +48,7 @@ def read_layer(settings: Settings, **more: Any) -> ModelConfig:
 
 
 def _within_window(config: ModelConfig) -> ModelConfig:
-    """Within its first window a layer attends to everything: heads go no further and have no window."""
+    """`config` without windows, and with positions limited to the shortest window, within which attention is full."""
     if not any(config.windows):
         return config
     longest = min(config.max_position_embeddings, *filter(None, config.windows))
@@ -59,7 +59,7 @@ def layer_values(config: ModelConfig, num_layers: int) -> dict[str, Any]:
     """transformers' keys for `num_layers` layers of `config`.
 
     Raises:
-        InvalidParameter: a form of layers or positions that transformers' keys cannot say.
+        InvalidParameter: transformers' keys cannot express the layers or their positions.
     """
     kind = "qwen3" if config.qk_norm else "llama"
     if not config.has_plain_layers:
@@ -94,7 +94,7 @@ def _scaling(config: ModelConfig) -> dict[str, Any] | None:
 
 
 def _llama3(config: ModelConfig, scale: np.ndarray) -> dict[str, Any]:
-    """Llama 3's rule back from its factors, which is possible for the constants that models use."""
+    """The parameters of Llama 3's rule that give the factors `scale`, if they are among those that models use."""
     factor = float(round(1.0 / scale.min(), 6))
     for context in (8192, 4096, 16384, 32768):
         scaling = {

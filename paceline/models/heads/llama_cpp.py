@@ -1,8 +1,8 @@
-"""A head as llama.cpp reads drafts: one GGUF file, architecture ``eagle3`` or ``dflash`` (DSpark is DFlash with more).
+"""Writes a head for llama.cpp: one GGUF file of architecture ``eagle3`` or ``dflash`` (for DSpark, too).
 
-Keys and names are those of its own converter (conversion/llama.py and qwen.py, ``src/models/{eagle3,dflash}.cpp`` of
-2026-09). What it does not compute is refused here, since it would pass it over. The vocabulary is the target's, copied
-from its GGUF file. Written only, never read back.
+Keys and names are those of llama.cpp's converter (conversion/llama.py and qwen.py, ``src/models/{eagle3,dflash}.cpp``
+of 2026-09). Features that it does not support are refused here, since it would ignore them. The vocabulary is copied
+from the target's GGUF file. Not for reading such files.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,15 +39,15 @@ _MOST_TAPS = 3
 
 def write_gguf(record: HeadRecord, path: Path, vocabulary: Mapping[str, Any], tables: TargetTables,
                storage: str = "BF16") -> Path:  # fmt: skip
-    """Write `record` to the file `path`, whole or not at all.
+    """Write `record` to the file `path` atomically.
 
     Args:
         vocabulary: the target's GGUF metadata; its ``tokenizer.`` keys are copied.
-        tables: the target's own, whose head rows go in for a draft vocabulary.
-        storage: of matrices, ``BF16`` or ``F32``; norms stay in float32.
+        tables: the target's tables, whose head rows are copied for a draft vocabulary.
+        storage: storage of matrices, ``BF16`` or ``F32``; norms stay in float32.
 
     Raises:
-        InvalidParameter: a family or form that llama.cpp does not compute, a target without such a vocabulary.
+        InvalidParameter: llama.cpp does not support the head, or the target has no GGUF vocabulary.
     """
     from gguf import GGUFWriter, LlamaFileType
 
@@ -126,7 +126,7 @@ def _bias_problems(config: HeadConfig, layer: ModelConfig) -> Iterator[tuple[str
 
 
 def _pairs(config: HeadConfig, architecture: str) -> Iterator[tuple[str, Any]]:
-    """What describes the head. Layer numbers count the layer that a state enters, as here."""
+    """Key-value pairs that describe the head. Layer numbers name the layer that reads a state, as taps do here."""
     layer = layer_of(config)
     yield "general.type", "model"
     yield "general.name", f"{config.family} draft of {config.target.name}"
@@ -161,7 +161,7 @@ def _vocabulary(config: HeadConfig, metadata: Mapping[str, Any]) -> Iterator[tup
 
 
 def _add(writer: Any, key: str, value: Any) -> None:
-    """One pair in the type that converters use."""
+    """Add a key-value pair with the GGUF type that converters use."""
     adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     adders.get(type(value), writer.add_array)(key, value)
 
@@ -189,6 +189,6 @@ def _renamed(name: str) -> str:
 
 
 def _interleaved(values: np.ndarray, head_dim: int) -> np.ndarray:
-    """Rows of queries and keys from halves (i, i + head_dim / 2) to pairs (2i, 2i + 1), as Llama's rotation reads."""
+    """Query or key rows reordered from halves (i, i + head_dim / 2) to pairs (2i, 2i + 1), llama.cpp's order."""
     halves = values.reshape(-1, 2, head_dim // 2, values.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)

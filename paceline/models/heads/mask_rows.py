@@ -1,6 +1,6 @@
-"""Rows of masks below the last committed ones: P-EAGLE heads draft all levels from them in one pass (2602.01469).
+"""Mask rows after the last committed token, from which P-EAGLE heads draft all levels in one pass (arXiv 2602.01469).
 
-For greedy chains. Not for what a pass computes (`nets.py`), nor for block heads, whose rows see each other.
+For greedy chains. Not for what a pass computes (`nets.py`), nor for block heads, whose rows attend to each other.
 """
 
 import numpy as np
@@ -12,11 +12,11 @@ from paceline.models.heads.nets import AutoregressiveNet
 
 def draft_masks(net: AutoregressiveNet, mask_state: np.ndarray, rows: Rows, hidden: np.ndarray, cache: KVCache,
                 num_tokens: int) -> GreedyDraft:  # fmt: skip
-    """A chain of the likeliest tokens below each asked row, in one pass of `net`.
+    """A greedy chain after each logit row, in one pass of `net`.
 
     Args:
-        mask_state: [hidden] what the row of a mask is fed, by which `net` knows it.
-        rows, hidden, cache: as for `AutoregressiveNet.forward`; the asked rows are the last of their segments, whose
+        mask_state: [hidden] input state of a mask row, by which `net` recognises it.
+        rows, hidden, cache: as for `AutoregressiveNet.forward`; the logit rows are the last of their segments, whose
             pages hold `num_tokens` - 1 more slots.
         num_tokens: tokens to draft, 1 or more.
     """
@@ -31,9 +31,9 @@ def draft_masks(net: AutoregressiveNet, mask_state: np.ndarray, rows: Rows, hidd
 
 
 def with_masks(rows: Rows, count: int) -> tuple[Rows, np.ndarray]:
-    """`rows` with `count` more after each asked one, all of these asked; and where each row comes from.
+    """`rows` with `count` mask rows after each logit row, which are logit rows as well, and the origin of each row.
 
-    That is a row's number in `rows`, or, for the added ones, counted on from there.
+    The origin is the row's index in `rows`; added rows are numbered after those.
     """
     asked, num_rows = rows.logit_rows, len(rows.token_ids)
     positions = (rows.positions[asked][:, None] + np.arange(1, count + 1)).reshape(-1)

@@ -1,7 +1,7 @@
-"""What a draft head computes, in three shapes; executors implement them, `drafters/heads/` draws with them.
+"""Interfaces of the networks of draft heads; executors implement them, `drafters/heads/` drafts with them.
 
-Logits are over the head's own vocabulary (`HeadRecord.draft_ids`). All arrays are float32 unless said; results hold
-until the next call of the same net. Nothing here knows of requests, trees or randomness.
+Logits are over the head's own vocabulary (`HeadRecord.draft_ids`). Arrays are float32 unless stated otherwise; results
+are valid until the next call of the same net. Nothing here knows of requests, trees or randomness.
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from paceline.models.heads.record import HeadRecord
 
 
 class NetOutput(NamedTuple):
-    """Logits [K, draft vocab] of the asked rows, and hidden states [M, hidden] of all rows."""
+    """Logits [K, draft vocab] of the logit rows, and hidden states [M, hidden] of all rows."""
 
     logits: np.ndarray
     hidden: np.ndarray
 
 
 class AutoregressiveNet(Protocol):
-    """EAGLE-1, 2, 3, 3.1, HASS, MTP, P-EAGLE: one pass per drafted level, with keys and values of its own.
+    """EAGLE-1, 2, 3, 3.1, HASS, MTP, P-EAGLE: one pass per drafted level, with a KV cache of its own.
 
-    The row of position p holds the token at p + 1 and the target's hidden state at p; below drafted tokens the net's
-    own hidden state takes the place of the target's. P-EAGLE hands on a mask's, whatever was drafted, and its greedy
+    The row of position p reads the token at p + 1 and the target's hidden state at p; rows of drafted tokens read the
+    net's own hidden state of their parent instead. P-EAGLE returns the state of a mask for any row, so that its greedy
     chains take one pass (`mask_rows.py`).
     """
 
@@ -39,12 +39,12 @@ class AutoregressiveNet(Protocol):
         ...
 
     def forward(self, rows: Rows, hidden: np.ndarray, cache: KVCache) -> NetOutput:
-        """One pass over `rows`, fed `hidden` [M, hidden]; the hidden states returned are what children are fed."""
+        """One pass over `rows` with input states `hidden` [M, hidden]; it returns the input states of children."""
         ...
 
 
 class BlockOfRows(NamedTuple):
-    """k rows that see each other: their cache slots [k] and positions [k], and all slots [m] that they see."""
+    """k rows that attend to each other: cache slots [k], positions [k], and all slots [m] that they attend to."""
 
     slots: np.ndarray
     positions: np.ndarray
@@ -52,11 +52,11 @@ class BlockOfRows(NamedTuple):
 
 
 class HalfAutoregressiveNet(Protocol):
-    """Falcon: one pass per k drafted levels, with keys, values and a recurrent state of its own.
+    """Falcon: one pass per k drafted levels, with a KV cache and a recurrent state of its own.
 
-    The row of position p holds the token at p + 1 and the target's hidden state at p; below drafted tokens the net's
-    own outputs take the place of the target's. A row's output is k places ahead of it: the last k rows of a text name
-    the next k tokens, each from its own law, whatever the others of the block turn out to be.
+    The row of position p reads the token at p + 1 and the target's hidden state at p; rows of drafted tokens read the
+    net's own outputs instead. A row predicts the token k positions ahead of it: the last k rows of a text predict the
+    next k tokens, independently of each other.
     """
 
     record: HeadRecord
@@ -71,12 +71,13 @@ class HalfAutoregressiveNet(Protocol):
 
     def extend(self, tokens: np.ndarray, hidden: np.ndarray, positions: np.ndarray, slots: np.ndarray,
                before: np.ndarray, cache: KVCache) -> None:  # fmt: skip
-        """Write keys, values and states of n rows.
+        """Write keys, values and recurrent states of n rows.
 
         Args:
-            tokens, hidden: [n], [n, hidden] what they hold and are fed.
+            tokens, hidden: [n] tokens and [n, hidden] input states of the rows.
             positions, slots: [n] each.
-            before: [n] slot of the row before each, an earlier one of this call or of another; -1 for a text's first.
+            before: [n] slot of each row's predecessor, a row of an earlier call or earlier in this one; -1 for the
+                first row of a text.
         """
         ...
 
@@ -86,9 +87,9 @@ class HalfAutoregressiveNet(Protocol):
 
 
 class BlockNet(Protocol):
-    """DFlash, DSpark: all levels in one pass over an anchor token and masks, beside keys and values made from taps.
+    """DFlash, DSpark: all levels in one pass over an anchor token and masks, with context keys computed from taps.
 
-    Rows of a block carry `num_keys` = context + block, so that each attends to the whole block.
+    Rows of a block have `num_keys` = context + block, so that each attends to the whole block.
     """
 
     record: HeadRecord
@@ -110,12 +111,12 @@ class BlockNet(Protocol):
         ...
 
     def bias(self, tokens: np.ndarray) -> np.ndarray:
-        """[n, draft vocab] added to the logits below drafted `tokens` [n] (target ids); zeros without a Markov head."""
+        """Logit bias [n, draft vocab] after drafted `tokens` [n] (target ids); zeros without a Markov head."""
         ...
 
     def confidence(self, hidden: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """[n] probability that the next token stands, from the hidden states [n, hidden] of its places and the tokens
-        [n] before them; ones where the net has no such output."""
+        """[n] probabilities that drafted tokens are accepted, from the hidden states [n, hidden] of their positions and
+        the tokens [n] before them; ones where the net has no confidence output."""
         ...
 
 
@@ -125,13 +126,13 @@ class StepNet(Protocol):
     record: HeadRecord
 
     def begin(self, hidden: np.ndarray) -> np.ndarray:
-        """[n, state] from the target's hidden states [n, taps * target hidden] at the token before the last one."""
+        """Initial states [n, state], from the target's taps [n, taps * target hidden] at the token before the last."""
         ...
 
     def step(self, level: int, states: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Logits [n, draft vocab] of level `level` (0 is the first drafted token), and the states [n, state] below.
+        """Logits [n, draft vocab] of level `level` (0 is the first drafted token), and states [n, state] of the next.
 
         Args:
-            tokens: [n] the token above each: the last committed one at level 0, drafted ones below.
+            tokens: [n] previous tokens: the last committed one at level 0, drafted ones at the others.
         """
         ...

@@ -1,9 +1,9 @@
-"""An EAGLE-3.1 head in the form of EAGLE-3 that llama.cpp and SGLang compute too: one norm, over all taps.
+"""Converts an EAGLE-3.1 head to the form of EAGLE-3 that llama.cpp and SGLang support: one norm over all taps.
 
-EAGLE-3.1 norms every tap by itself, w_i * tap_i / rms_i, and feeds back what it normed last. One norm over all taps
-divides by the rms of all. It comes near where rms_i keeps its share of that: c_i = rms / rms_i goes into the weights,
-w_i * c_i, measured on a text. That the state before the last norm is fed back has no such stand-in, so further tokens
-of a chain are drafted worse. Not for training.
+EAGLE-3.1 norms every tap separately, w_i * tap_i / rms_i, and feeds back the state after its last norm. One norm over
+all taps divides by their common rms instead. The two are close if c_i = rms / rms_i is nearly constant: its mean over a
+text is multiplied into the weights, w_i * c_i. There is no such approximation for the state that is fed back, so later
+tokens of a chain are drafted worse. Not for training.
 """
 
 from dataclasses import replace
@@ -16,17 +16,17 @@ from paceline.models.heads.record import HeadRecord
 from paceline.models.heads.self_check import KEY, own_text, target_states
 
 _FIRST = 4
-"""Places at the beginning whose states are far larger than all others, and are left out."""
+"""First positions of a text, which are left out because their states are far larger than all others."""
 
 
 def with_one_norm(record: HeadRecord, target: CausalLM, opening: list[int]) -> HeadRecord:
-    """`record` without ``fc_norm`` and ``norm_output``, by shares measured on its card's text, or the target's own.
+    """`record` without ``fc_norm`` and ``norm_output``; c_i is measured on the text in its card or on generated text.
 
     Args:
-        opening: what the target goes on from where the card stores no text.
+        opening: prompt for the target where the card stores no text.
 
     Raises:
-        InvalidParameter: a head without norms per tap.
+        InvalidParameter: the head has no norms per tap.
     """
     config, stored = record.config, record.card.get(KEY)
     if config.family != "eagle3" or not config.fc_norm:
@@ -43,6 +43,6 @@ def with_one_norm(record: HeadRecord, target: CausalLM, opening: list[int]) -> H
 
 
 def _shares(taps: np.ndarray) -> np.ndarray:
-    """[taps] geometric mean of the rms of all over that of each; `taps` [n, number of them, width]."""
+    """[taps] geometric means over a text of c_i = rms / rms_i; `taps` are states [n, number of taps, width]."""
     squares = np.square(taps[min(_FIRST, len(taps) - 1) :].astype(np.float64)).mean(axis=2)
     return np.exp(0.5 * (np.log(squares.mean(axis=1, keepdims=True)) - np.log(squares)).mean(axis=0))

@@ -1,7 +1,7 @@
-"""The object ``paceline`` in a head's ``config.json``: what no published layout has a place for.
+"""The object ``paceline`` in a head's ``config.json``, for data that no published layout has a field for.
 
-Fingerprint of the target, which tables are the target's own rows, digest of the draft ids, and the card. Other programs
-pass it over; a file without it is somebody else's head.
+It holds the fingerprint of the target, which tables are shared with it, the digest of the draft ids, and the card.
+Other programs ignore it; a file without it was written by another program.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class OwnBlock:
-    """The object, read. `target` is None in somebody else's file."""
+    """The parsed object. `target` is None for a file of another program."""
 
     target: TargetPrint | None = None
     owns_embedding: bool = True
@@ -84,7 +84,7 @@ def _scale(own: Settings) -> float:
 
 
 def check_ids(block: OwnBlock, ids: Any, source: object) -> None:
-    """Refuse a draft map of the right size that belongs to another head."""
+    """Raise InvalidParameter if the draft vocabulary `ids` is not the one recorded in `block`."""
     if block.target is not None and ids_digest(ids) != block.draft_ids_sha256:
         raise InvalidParameter(
             f"{source}: d2t", "is not the draft vocabulary that the head was trained with",

@@ -1,8 +1,8 @@
-"""`HeadRecord`: a trained draft head as this project holds it, whatever file it came from.
+"""`HeadRecord`: a trained draft head in Paceline's own form, independent of the file it came from.
 
-One frozen description and the tensors by name. Names of tensors are those of vLLM's `speculators` format, without
-prefixes (``fc.weight``, ``layers.0.self_attn.q_proj.weight``, ``norm.weight``, ``lm_head.weight``). Not the place for
-reading files (`layouts/`) or for computing (`nets.py` and the executors).
+A frozen config and the tensors by name. Names of tensors are those of vLLM's `speculators` format, without
+prefixes (``fc.weight``, ``layers.0.self_attn.q_proj.weight``, ``norm.weight``, ``lm_head.weight``). Not for reading
+files (`layouts/`) or for running heads (`nets.py` and the executors).
 
 Taps are those of `CausalLM.forward`. EAGLE-3 and block heads read the residual stream (numbers 0 to the number of
 layers); EAGLE-1 and 2, HASS, Medusa, Hydra and MLP speculators read `NORMED`, the state after the final norm.
@@ -21,18 +21,18 @@ Family = Literal[
     "blockwise", "falcon",
 ]  # fmt: skip
 MOST_STEPS = 1024
-"""Layers, steps or tokens of a head: names are made for each of them before anything is compared."""
+"""Most layers, steps or tokens of a head; bounds the list of tensor names that is built before checking files."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetPrint:
-    """What tells one target from another.
+    """Identifies a target model.
 
     Attributes:
-        name: as the registry or the hub knows it.
-        hidden_size, num_hidden_layers, vocab_size: sizes; no layers where nobody said how many.
-        sha256: of the weights' file; empty where the head's file does not say.
-        template_sha256: of the chat template it was trained under; empty where unknown.
+        name: name in the registry or on the hub.
+        hidden_size, num_hidden_layers, vocab_size: sizes; 0 layers where unknown.
+        sha256: of the weights' file; empty where unknown.
+        template_sha256: of the chat template in training; empty where unknown.
     """
 
     name: str
@@ -45,37 +45,37 @@ class TargetPrint:
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """Everything that decides how a head computes; defaults are the plainest form.
+    """The architecture of a head.
 
     Attributes:
-        family: who computes it.
-        target: what it was trained for.
-        taps: canonical ids of the hidden states it reads, in the order they are concatenated.
-        layer: sizes of its decoder layers (hidden, heads, rope, norm_eps, qk_norm, ...), whose
-            `max_position_embeddings` is how far they may go; None for heads without attention.
-        num_layers: decoder layers.
-        block_tokens: tokens that one pass of a half-autoregressive head names (Falcon's k).
-        num_steps: tokens it was trained to draft: heads of Medusa, places of a block (its anchor's too where
-            `sample_from_anchor`), TTT steps.
+        family: the method, which selects the network.
+        target: the model that it was trained for.
+        taps: canonical ids of the hidden states it reads, in the order of their concatenation.
+        layer: config of its decoder layers (hidden size, heads, rope, norm_eps, qk_norm, ...), whose
+            `max_position_embeddings` limits the positions it can run at; None for heads without attention.
+        num_layers: number of decoder layers.
+        block_tokens: tokens that one pass of a half-autoregressive head drafts (Falcon's k).
+        num_steps: tokens it was trained to draft: the number of Medusa heads, the drafted positions of a block
+            (including its anchor if `sample_from_anchor`), or the steps of training-time test.
         draft_vocab_size: rows of its output head.
         norm_before_fc: one norm over the concatenated taps (`input_norm.weight`).
         fc_norm: one norm per tap (`fc_norm.{i}.weight`).
-        fc_bias: `fc.bias` is there.
-        norm_before_residual: the residual of the first layer is the normed hidden state.
-        norm_output: the state after `norm` is fed to the next step, not the one before it (EAGLE-3.1).
-        owns_embedding, owns_head: `embed_tokens.weight`, `lm_head.weight` are the head's own, not the target's rows.
-        mask_token_id: the token whose embedding stands for a place to fill (block heads, P-EAGLE).
-        sample_from_anchor: a block head's anchor row drafts too, so a block of n rows drafts n tokens, not n - 1.
-        markov_rank: of the bias by the token before (DSpark); 0 for none.
-        confidence: a confidence output is there (DSpark); `confidence_markov`: it reads the token before, too.
+        fc_bias: whether `fc.bias` exists.
+        norm_before_residual: whether the residual of the first layer is the normed hidden state.
+        norm_output: whether the next step reads the state after `norm` rather than before it (EAGLE-3.1).
+        owns_embedding, owns_head: whether `embed_tokens.weight`, `lm_head.weight` are its own rather than the target's.
+        mask_token_id: the token whose embedding marks a position to fill in (block heads, P-EAGLE).
+        sample_from_anchor: whether a block head's anchor row drafts too: n rows draft n tokens instead of n - 1.
+        markov_rank: rank of the logit bias that depends on the previous token (DSpark); 0 for none.
+        confidence: whether it has a confidence output (DSpark), which also reads the previous token if
+            `confidence_markov`.
         inner_size: width of the state of an MLP or LSTM speculator, of the feed-forward of a blockwise head.
         embedding_scale: factor on the target's embeddings where an MLP speculator reads those.
-        tied: all steps of an MLP speculator share their weights but the first projection.
-        scale_input: an MLP speculator norms its input.
+        tied: whether all steps of an MLP speculator share their weights, except for the first projection.
+        scale_input: whether an MLP speculator norms its input.
         block_depth: residual blocks per Medusa head, linear layers per Hydra head.
-        variant: which of several forms: Hydra's (``mlp``, ``prefix-mlp``), DSpark's bias (``vanilla``, ``gated``,
-            ``rnn``).
-        max_positions: positions it was trained for; 0 where nobody says.
+        variant: the form of Hydra (``mlp``, ``prefix-mlp``) or of DSpark's bias (``vanilla``, ``gated``, ``rnn``).
+        max_positions: positions it was trained for; 0 where unknown.
     """
 
     family: Family
@@ -114,13 +114,13 @@ class HeadConfig:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HeadRecord:
-    """A head: its description, its tensors, and which target tokens its outputs stand for.
+    """A head: its config, its tensors, and its draft vocabulary.
 
     Attributes:
         tensors: by name, float32, as `shapes.head_shapes` lists them.
-        draft_ids: [draft_vocab_size] int32, ascending target ids of its outputs; None where they are all of them.
-        card: what a card says of it (training, metrics), plain values by name.
-        notes: what its reader had to infer, and settings of the file that it left aside; a sentence each.
+        draft_ids: [draft_vocab_size] int32, ascending target ids of its outputs; None for the whole vocabulary.
+        card: its model card (training, metrics) as plain values by name.
+        notes: sentences on what the reader inferred and which settings of the file it ignored.
     """
 
     config: HeadConfig
@@ -131,10 +131,10 @@ class HeadRecord:
 
 
 def weights_read(record: HeadRecord) -> int:
-    """Weights that one drafted level reads: all of a head's matrices and its rows of the output head.
+    """Number of weights read per drafted level: all of the head's tensors, and the output head.
 
-    A block head reads them once for all its levels, Falcon once for a block's, so each has its share; embeddings are
-    read by the row.
+    A block head reads them once for all its levels and Falcon once for `block_tokens`, so the number is divided by
+    that. Embeddings are not counted, as single rows of them are read.
     """
     config = record.config
     unread = ("embed_tokens.weight", "markov_head.markov_w1.weight", "emb.")

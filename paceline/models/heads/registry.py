@@ -1,7 +1,7 @@
-"""Where heads lie, and how one is had by its name: beside the weights, in the user's cache, in the package, on the hub.
+"""Finds heads by name or target: beside the target's weights, in the user's cache, in the package, or on the hub.
 
-All places have one shape: ``<model>/<family>/{config.json, model.safetensors, CARD.md}``. Names are ``model/family``,
-as in ``smollm2-135m/eagle3``. Which head is worth using is the caller's business (`drafters`).
+Folders have the form ``<model>/<family>/{config.json, model.safetensors, CARD.md}``. Names are ``model/family``, e.g.
+``smollm2-135m/eagle3``. Not for deciding whether a head is worth using (`drafters`).
 """
 
 import warnings
@@ -32,15 +32,15 @@ _HUB_FILES = ("*.json", "*.safetensors", "*.pt", "*.bin", CARD)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HeadRef:
-    """A head that was found, not read yet.
+    """A head that was found; its tensors have not been read.
 
     Attributes:
-        name: ``model/family``, or its path where it lies beside the weights.
+        name: ``model/family``, or the path of a head beside the weights.
         path: its folder.
         place: where it was found.
-        family: as its file says; empty for files of others.
-        target: what it was trained for; None where its file does not say.
-        card: what its maker noted.
+        family: its family; empty for files of other programs.
+        target: the target that it was trained for; None where unknown.
+        card: its model card.
         problem: why its config cannot be read; empty where it can.
     """
 
@@ -59,12 +59,12 @@ def user_heads() -> Path:
 
 
 def shipped_heads() -> Path:
-    """The heads in the package."""
+    """The folder of the heads in the package."""
     return Path(str(files("paceline"))) / "heads"
 
 
 def all_heads() -> list[HeadRef]:
-    """Every head with a name, the user's own before shipped ones of the same name."""
+    """Every named head; one in the user's cache replaces a shipped one of the same name."""
     found: dict[str, HeadRef] = {}
     places: tuple[tuple[Place, Path], ...] = (("cache", user_heads()), ("shipped", shipped_heads()))
     for place, folder in places:
@@ -75,9 +75,10 @@ def all_heads() -> list[HeadRef]:
 
 
 def find_heads(target: ModelSource) -> list[HeadRef]:
-    """Heads that were made for `target`: beside its weights first, then the user's own, then shipped ones.
+    """Heads for `target`: those beside its weights first, then those in the user's cache, then shipped ones.
 
-    Named heads must have been trained for these very weights; those beside the weights may leave it unsaid.
+    Heads whose files name other weights are left out. Named heads must have a target in their files; heads beside the
+    weights need not.
     """
     print_ = target_print(target)
     beside = [_ref(config.parent, "beside", str(config.parent)) for config in _beside(target)]
@@ -86,16 +87,16 @@ def find_heads(target: ModelSource) -> list[HeadRef]:
 
 
 def best_head(target: ModelSource, family: str | None = None) -> HeadRef | None:
-    """The head to use with `target`, None where none was made for it.
+    """The best head for `target`; None where there is none.
 
-    Of several, the one whose card tells the most tokens per pass; those without a figure come last.
+    Of several heads it is the one with the most tokens per pass in its card; heads without a figure come last.
     """
     known = [ref for ref in find_heads(target) if family in (None, ref.family)]
     return max(known, key=_tokens_per_pass, default=None)
 
 
 def _tokens_per_pass(ref: HeadRef) -> float:
-    """The best figure on a head's card, of the engine or of training (``held_out``); 0 where none is a number."""
+    """The most tokens per pass in a head's card, from the engine or from training (``held_out``); 0 where none is."""
     accepted, held_out = ref.card.get("accepted"), ref.card.get("held_out")
     sets = accepted.values() if isinstance(accepted, dict) else ()
     figures = [each.get("tokens_per_pass") for each in sets if isinstance(each, dict)]
@@ -108,19 +109,19 @@ def load_head(name_or_path: str | Path, target: ModelSource | None = None, *, re
               any_weights: bool = False) -> HeadRecord:  # fmt: skip
     """The head of that name, path or hub id, checked against `target`.
 
-    Its layers may go as far as the target does, whatever length they were trained to; its notes then say so.
+    Its maximum position is raised to the target's if it was trained on shorter texts; its notes then mention this.
 
     Args:
-        reading: how to read what files leave open; the target is added to it.
-        any_weights: let a head of other weights of the same sizes pass, with a warning.
+        reading: how to interpret ambiguous files; the target is added to it.
+        any_weights: accept a head for other weights of the same sizes, with a warning.
 
     Raises:
         ModelNotFound: there is no such head.
-        InvalidParameter: it was made for another target, or its file is wrong in one setting.
+        InvalidParameter: it was trained for another target, or a setting in its file is invalid.
         CorruptWeights, UnsupportedModel: its files cannot be used.
 
     Warns:
-        HeadWarning: it runs, but not as it was trained.
+        HeadWarning: it is used with other weights or another chat template than in training.
     """
     path = head_path(name_or_path)
     own = target_print(target) if target is not None else None
@@ -133,7 +134,7 @@ def load_head(name_or_path: str | Path, target: ModelSource | None = None, *, re
 
 
 def _ref(folder: Path, place: Place, name: str) -> HeadRef:
-    """What the config says of itself; a damaged one is found, and refused when it is read."""
+    """The reference to the head in `folder`; a damaged config sets `problem` instead of raising."""
     try:
         values = read_json(folder / CONFIG)
         own = read_own_block(Settings(values, folder))
@@ -158,7 +159,7 @@ def _same(own: TargetPrint, target: TargetPrint) -> bool:
 
 
 def head_path(name_or_path: str | Path) -> Path:
-    """Where the head of that name, path or hub id lies. Raises ModelNotFound or DownloadFailed."""
+    """The path of the head of that name, path or hub id. Raises ModelNotFound or DownloadFailed."""
     path = Path(name_or_path).expanduser()
     if path.exists():
         return path

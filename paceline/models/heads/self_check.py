@@ -1,7 +1,7 @@
-"""A head's own evidence that it is read as it was trained: how often its first drafted token is the target's own.
+"""Checks that a head is read as it was trained, by how often its first drafted token is the target's argmax.
 
-Wrong taps, norms or maps leave shapes intact and acceptance near nothing, so the share on 64 stored tokens is compared
-with the one its maker measured. Not a benchmark: `paceline bench` measures a head on text.
+Wrong taps, norms or draft vocabularies leave shapes valid but acceptance near zero. So the share of correct tokens on
+64 stored tokens is compared with the share in the head's card. Not a benchmark (`paceline bench`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,19 +22,19 @@ KEY = "check"
 NUM_TOKENS = 64
 _QUESTION = "Explain why the sky is blue."
 _LEAST_SHARE = 0.5
-"""Of what the maker measured; less is told."""
+"""Smallest share, relative to the card's, that passes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """Shares of first drafted tokens that are the target's likeliest: as measured here and as the card says."""
+    """Shares of first drafted tokens that equal the target's argmax: measured now, and expected by the card."""
 
     measured: float
     expected: float
 
     @property
     def passed(self) -> bool:
-        """Whether at least half of what the card says was reached."""
+        """Whether the measured share is at least half of the expected one."""
         return self.measured >= _LEAST_SHARE * self.expected
 
     def __str__(self) -> str:
@@ -45,9 +45,9 @@ class SelfCheck:
 
 
 def run_self_check(target: CausalLM, net: Net, card: Mapping[str, object]) -> SelfCheck | None:
-    """The check in the `card` of a head that is ready to run; None where it stores no tokens.
+    """Run the check in the `card` of a head; None where it stores no tokens.
 
-    One pass of the target over the stored tokens, and the head's own passes.
+    This takes one pass of the target over the stored tokens, and the passes of the head.
     """
     stored = card.get(KEY)
     if not isinstance(stored, Mapping):
@@ -56,30 +56,30 @@ def run_self_check(target: CausalLM, net: Net, card: Mapping[str, object]) -> Se
 
 
 def make_check(target: CausalLM, net: Net, tokens: Sequence[int]) -> dict[str, object]:
-    """The entry `KEY` of a release's card.
+    """The entry `KEY` for the card of a head.
 
     Args:
-        tokens: text of the target's own with its prompt; the last `NUM_TOKENS` are stored, for everybody who gets the
-            head to read: `own_text` after `own_opening` holds nothing of any user.
+        tokens: a prompt and text that the target generated. The last `NUM_TOKENS` are stored in the card, which is
+            public; `own_text` of `own_opening` contains no user data.
     """
     chosen = [int(token) for token in tokens[-NUM_TOKENS:]]
     return {"tokens": chosen, "acceptance": round(first_share(target, net, chosen), 4)}
 
 
 def with_check(record: HeadRecord, target: CausalLM, net: Net, tokens: Sequence[int]) -> HeadRecord:
-    """`record` with the check that `make_check` makes of `tokens` in its card."""
+    """`record` with the result of `make_check` for `tokens` in its card."""
     return replace(record, card={**record.card, KEY: make_check(target, net, tokens)})
 
 
 def own_opening(tokenizer: Tokenizer) -> list[int]:
-    """Token ids of a question in the model's template, or of the beginning of a text; the same for every model."""
+    """Token ids of a fixed question, in the model's chat template if it has one."""
     if tokenizer.has_chat_template:
         return tokenizer.encode_chat([{"role": "user", "content": _QUESTION}])
     return tokenizer.encode(_QUESTION)
 
 
 def own_text(target: CausalLM, prompt: Sequence[int], num_tokens: int = NUM_TOKENS) -> list[int]:
-    """`prompt` and the `num_tokens` likeliest tokens after it, a pass each."""
+    """`prompt` and its greedy continuation by `num_tokens` tokens, decoded one pass each."""
     tokens, num_pages = list(prompt), pages_for(len(prompt) + num_tokens)
     cache, start = target.new_cache(num_pages), 0
     for _ in range(num_tokens):
@@ -90,9 +90,10 @@ def own_text(target: CausalLM, prompt: Sequence[int], num_tokens: int = NUM_TOKE
 
 
 def first_share(target: CausalLM, net: Net, tokens: Sequence[int]) -> float:
-    """Share of places where the likeliest first token of a draft is the target's likeliest.
+    """Share of positions where the first token of a greedy draft is the target's argmax.
 
-    Every draft starts from true states, so the share is position 1 of what is accepted at temperature 0.
+    Every draft starts from the target's hidden states, so this is the acceptance rate of the first position at
+    temperature 0.
     """
     wanted, states = target_states(target, tokens, net.record.config.taps)
     if hasattr(net, "extend"):
@@ -109,7 +110,7 @@ def first_share(target: CausalLM, net: Net, tokens: Sequence[int]) -> float:
 
 
 def target_states(target: CausalLM, tokens: Sequence[int], taps: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """The target's likeliest next token after each of `tokens` [n], and its states there [n, taps * width]."""
+    """The target's argmax after each of `tokens` [n], and its concatenated taps there [n, taps * width]."""
     num_pages = pages_for(len(tokens))
     rows = build_rows([Part(range(num_pages), 0, tokens)])
     output = target.forward(rows, target.new_cache(num_pages), tuple(dict.fromkeys(taps)))
@@ -117,14 +118,14 @@ def target_states(target: CausalLM, tokens: Sequence[int], taps: tuple[int, ...]
 
 
 def _autoregressive(net: AutoregressiveNet, tokens: Sequence[int], states: np.ndarray) -> np.ndarray:
-    """[n - 1, draft vocab]: row p holds the token at p + 1 and the state at p."""
+    """Logits [n - 1, draft vocab]: row p reads the token at p + 1 and the state at p."""
     num_pages = pages_for(len(tokens))
     rows = build_rows([Part(range(num_pages), 0, tokens[1:])])
     return net.forward(rows, net.project(states[:-1]).copy(), net.new_cache(num_pages)).logits
 
 
 def _half_autoregressive(net: HalfAutoregressiveNet, tokens: Sequence[int], states: np.ndarray) -> np.ndarray:
-    """[n - k, draft vocab]: the first row of the k that end in p, where the row of p is as for `_autoregressive`."""
+    """Logits [n - k, draft vocab]: of the first row of each k rows in sequence; rows are as for `_autoregressive`."""
     size, places = net.record.config.block_tokens, np.arange(len(tokens) - 1)
     num_pages = pages_for(len(tokens))
     cache, slots = net.new_cache(num_pages), slot_of(np.arange(num_pages), places).astype(np.int32)
@@ -136,7 +137,7 @@ def _half_autoregressive(net: HalfAutoregressiveNet, tokens: Sequence[int], stat
 
 
 def _block(net: BlockNet, tokens: Sequence[int], states: np.ndarray) -> np.ndarray:
-    """[n - 1, draft vocab]: a block after every token but the first, each in the place of the one before."""
+    """Logits [n - 1, draft vocab] of the first drafted token of a block after every token but the first."""
     config = net.record.config
     size, first = config.block_size, int(not config.sample_from_anchor)
     num_pages = pages_for(len(tokens) + size)
@@ -154,6 +155,6 @@ def _block(net: BlockNet, tokens: Sequence[int], states: np.ndarray) -> np.ndarr
 
 
 def _step(net: StepNet, tokens: Sequence[int], states: np.ndarray) -> np.ndarray:
-    """[n - 1, draft vocab]: the state at p and the token at p + 1."""
+    """Logits [n - 1, draft vocab] from the state at p and the token at p + 1."""
     logits, _ = net.step(0, net.begin(states[:-1]), np.asarray(tokens[1:], np.int32))
     return logits

@@ -1,4 +1,4 @@
-"""Names and shapes of every tensor of a head, by family: what files must hold, what executors and training rely on.
+"""Names and shapes of every tensor of a head, by family; files, executors and training use this list.
 
 Linear layers are [out, in]. h is the head's width, t the target's, T the number of taps, V the target's vocabulary, Vd
 the head's own. Not for computing with them (`nets.py`).
@@ -14,10 +14,10 @@ Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 
 def head_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
-    """Name to shape of every tensor that a head of this description has.
+    """Name to shape of every tensor of a head with this config.
 
     Raises:
-        InvalidParameter: the description lacks something that its family needs.
+        InvalidParameter: the config lacks something that its family needs.
     """
     return dict(_FAMILIES[config.family](config))
 
@@ -36,7 +36,7 @@ def _linear(name: str, rows: int, columns: int, bias: bool = False) -> Shapes:
 
 
 def _decoder_layer(config: HeadConfig, number: int, width: int, input_norm: bool = True) -> Shapes:
-    """One layer whose queries, keys and values read `width` numbers."""
+    """One decoder layer whose query, key and value projections have input width `width`."""
     layer, name = layer_of(config), f"layers.{number}."
     hidden, inner = layer.hidden_size, layer.intermediate_size
     query, key = layer.num_attention_heads * layer.head_dim, layer.num_key_value_heads * layer.head_dim
@@ -62,7 +62,7 @@ def _own_tables(config: HeadConfig) -> Shapes:
 
 
 def _eagle(config: HeadConfig) -> Shapes:
-    """EAGLE-1 and 2, HASS: the first layer has no norm before attention, and the target's norm and head follow."""
+    """EAGLE-1 and 2, HASS: the first layer has no norm before attention; final norm and head are the target's."""
     hidden = layer_of(config).hidden_size
     yield from _linear("fc", hidden, 2 * hidden, config.fc_bias)
     for number in range(config.num_layers):
@@ -117,7 +117,7 @@ def _dspark(config: HeadConfig) -> Shapes:
 
 
 def _mtp(config: HeadConfig) -> Shapes:
-    """`fc` reads the normed embedding, then the normed hidden state."""
+    """MTP: `fc` reads the concatenation of normed embedding and normed hidden state."""
     hidden, target = layer_of(config).hidden_size, config.target.hidden_size
     yield "embed_norm.weight", (hidden,)
     yield "hidden_norm.weight", (target,)
@@ -137,9 +137,9 @@ def _medusa(config: HeadConfig) -> Shapes:
 
 
 def _mlp_speculator(config: HeadConfig) -> Shapes:
-    """Tied: one embedding, head and norm for all steps; the first projection stands apart, all others are one.
+    """If tied, all steps share one embedding, head and norm, and all but the first step share one projection.
 
-    The target's embeddings or head rows in a state of another width go through `embed_proj` and `head_proj`.
+    If the state's width differs from the target's, `embed_proj` and `head_proj` adapt the target's shared tables.
     """
     inner, target, vocabulary = config.inner_size, config.target.hidden_size, config.target.vocab_size
     for step in range(1 if config.tied else config.num_steps):
@@ -159,9 +159,9 @@ def _mlp_speculator(config: HeadConfig) -> Shapes:
 
 
 def _lstm_speculator(config: HeadConfig) -> Shapes:
-    """Arctic's: four gates in the order forget, input, output, cell, whose projections are stored as one.
+    """Arctic's LSTM: projections of the four gates are concatenated in the order forget, input, output, cell.
 
-    Tied: one table of embeddings for all gates.
+    If tied, all gates share one embedding table.
     """
     inner, target, vocabulary = config.inner_size, config.target.hidden_size, config.target.vocab_size
     for gate in ("forget",) if config.tied else ("forget", "input", "output", "cell"):
@@ -175,7 +175,7 @@ def _lstm_speculator(config: HeadConfig) -> Shapes:
 
 
 def _hydra(config: HeadConfig) -> Shapes:
-    """Head k reads the hidden state and k + 1 embeddings; its first layer narrows them to the state's width."""
+    """Head k reads the hidden state and k + 1 embeddings; its first layer projects them to the state's width."""
     width = config.target.hidden_size
     for step in range(config.num_steps):
         for layer in range(config.block_depth):

@@ -1,7 +1,7 @@
-"""Strict reading of a head's configuration: nothing is guessed, nothing that could change the numbers is passed over.
+"""Strict reading of a head's configuration: no setting that could change the computation is ignored.
 
-Every key is either taken by the layout, or known to be harmless, or told to the user; an unknown one that names a norm,
-a bias, a scale or positions and is switched on is refused. Not for tensors (`layouts/base.py`).
+Every key is read by the layout, known to be harmless, or reported to the user. An unknown key that names a norm, bias,
+scale or rotary setting and is switched on is an error. Not for tensors (`layouts/base.py`).
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _MISSING = object()
 
 
 class Settings:
-    """The key-value pairs of a ``config.json``, each of which somebody has to account for.
+    """The key-value pairs of a ``config.json``, which keeps track of the keys that were read.
 
     Args:
         values: the file's content.
@@ -62,18 +62,18 @@ class Settings:
         return value
 
     def inner(self, name: str) -> "Settings":
-        """The object under `name`, empty where there is none; whoever asks finishes it too."""
+        """The object under `name`, empty where there is none; the caller must call its `finish` as well."""
         value = self.take(name, {})
         if not isinstance(value, Mapping):
             raise self.wrong(name, "is no object", "correct the config")
         return Settings(value, f"{self.source}: {name}")
 
     def skip(self, *names: str) -> None:
-        """Account for keys that this project does not need."""
+        """Mark keys as read that are not needed."""
         self._seen.update(names)
 
     def finish(self) -> tuple[str, ...]:
-        """A sentence on the keys that nobody took, if any.
+        """A sentence on the keys that were not read, if any.
 
         Raises:
             UnsupportedModel: one of them could change what the head computes.

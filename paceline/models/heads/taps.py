@@ -1,7 +1,7 @@
-"""Which hidden states a head reads: three ways of numbering them are in use, and files do not say which is meant.
+"""The hidden states that a head reads: programs number them differently, and files do not state the convention.
 
-Here tap k enters layer k. EAGLE's own code, vLLM and `speculators` count like that; SGLang, SpecForge, NVIDIA and z-lab
-name the layer that the state leaves, which is one less.
+Here tap k is the input of layer k. EAGLE's own code, vLLM and `speculators` count like that; SGLang, SpecForge, NVIDIA
+and z-lab name the layer that outputs the state, which is one less.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from paceline.errors import InvalidParameter
 from paceline.models.base import NORMED
 
 Convention = Literal["entering", "leaving"]
-"""What a file's layer number names: the layer that a hidden state enters, or the one that it leaves."""
+"""Whether a file's layer number names the layer that reads a hidden state, or the layer that outputs it."""
 
 
 def canonical_taps(ids: Sequence[int], convention: Convention, num_layers: int, field: str) -> tuple[int, ...]:
     """Taps of the layers `ids` of a target with `num_layers` (0 where it is not known).
 
     Raises:
-        InvalidParameter: none, or one that the target does not have.
+        InvalidParameter: `ids` is empty, or has a layer that the target does not have.
     """
     if not ids or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
         raise InvalidParameter(field, f"{ids!r} is no list of layers", "correct the config")
@@ -34,7 +34,7 @@ def file_ids(taps: Sequence[int], convention: Convention) -> list[int]:
     """What a file of that convention says for `taps`.
 
     Raises:
-        InvalidParameter: the embeddings' output, which leaves no layer, or a state after the final norm.
+        InvalidParameter: a tap is the embeddings' output, which no layer outputs, or the state after the final norm.
     """
     ids = [tap - (convention == "leaving") for tap in taps]
     if NORMED in taps or min(ids) < 0:
@@ -43,12 +43,12 @@ def file_ids(taps: Sequence[int], convention: Convention) -> list[int]:
 
 
 def eagle3_default(num_layers: int) -> tuple[int, ...]:
-    """What EAGLE-3 heads read where their file does not say."""
+    """Default taps of EAGLE-3 heads."""
     return 2, num_layers // 2, num_layers - 3
 
 
 def dflash_default(num_layers: int, num_taps: int) -> tuple[int, ...]:
-    """What z-lab's DFlash reads where its file does not say: evenly from layer 1 to n - 3, counted as left."""
+    """Default taps of z-lab's DFlash: the outputs of layers spaced evenly from 1 to n - 3."""
     if num_taps == 1:
         return (num_layers // 2 + 1,)
     step = (num_layers - 4) / (num_taps - 1)

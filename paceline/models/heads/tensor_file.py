@@ -1,8 +1,8 @@
-"""Tensors of a head on disk: safetensors in and out, PyTorch pickles in, and the int8 form that releases are stored in.
+"""Reads and writes the tensors of a head: safetensors, PyTorch pickles (read only), and the int8 form of releases.
 
-Heads are a few megabytes, so files are read whole. Written by a few lines of its own, because the format's numpy writer
-knows no bfloat16. Not for a target's weights (`models/safetensors_folder.py`), which
-are mapped, and not for what the names mean (`layouts/`).
+Heads are a few megabytes, so files are read whole. Safetensors are written here because the numpy writer of the
+safetensors package does not support bfloat16. Not for a target's weights, which are memory-mapped
+(`models/safetensors_folder.py`), and not for what the names mean (`layouts/`).
 """
 
 import json
@@ -21,14 +21,14 @@ Storage = Literal["float32", "bfloat16", "int8"]
 """How a head's tensors are stored; int8 keeps one scale per output row and the rest in bfloat16."""
 
 SCALE = "_scale"
-"""What a row-quantised tensor's scales are called after its name."""
+"""Suffix of the name of the scales of a row-quantised tensor."""
 _PLAIN = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I64": np.int64, "I32": np.int32, "I8": np.int8,
           "U8": np.uint8, "BOOL": np.bool_}  # fmt: skip
 _CODES = {"float32": "F32", "int8": "I8", "int64": "I64", "bool": "BOOL"}
 _WIDTHS = {"I64": 8, "F32": 4, "BF16": 2, "I8": 1, "BOOL": 1}
 _ALIGNMENT = 8
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
-"""What a pickle would have called, in torch's words."""
+"""Finds the function that a pickle would have called in torch's error message."""
 _Stored = tuple[str, tuple[int, ...], bytes]
 
 
@@ -37,7 +37,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
     Raises:
         CorruptWeights: the file is damaged.
-        UnsupportedModel: a number format that is not read.
+        UnsupportedModel: a tensor has a number format that is not supported.
     """
     try:
         entries = deserialize(path.read_bytes())
@@ -68,7 +68,7 @@ def read_pickle(path: Path) -> dict[str, np.ndarray]:
         found = _GLOBAL.search(str(error))
         holds = f"holds {found[1]}, which could run code" if found else "holds more than tensors or is no PyTorch file"
         raise UnsupportedModel(f"{path}: {holds}; ask for safetensors") from None
-    except Exception as error:  # the unpickler meets damaged bytes with errors of every kind
+    except Exception as error:  # damaged bytes raise errors of many types
         raise CorruptWeights(f"{path}: cannot be read ({error_text(error)[:120]}); get it again") from None
     if not isinstance(loaded, Mapping) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
         raise UnsupportedModel(f"{path}: is no table of tensors by name; save the head's state_dict")
@@ -92,7 +92,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], storage: St
 
 
 def _write(path: Path, table: Mapping[str, _Stored]) -> None:
-    """Length of the header in 8 bytes, the header as JSON, then the tensors: wide types first, so all are aligned."""
+    """Write the header's length in 8 bytes, the JSON header, and the tensors, wide types first to keep alignment."""
     table = dict(sorted(table.items(), key=lambda item: -_WIDTHS[item[1][0]]))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
@@ -118,7 +118,7 @@ def dequantised(tensors: Mapping[str, np.ndarray], source: object) -> dict[str, 
     """Every int8 matrix times the scales beside it, float32; everything else as it is.
 
     Raises:
-        CorruptWeights: an int8 matrix without scales, or with as many as it has no rows.
+        CorruptWeights: an int8 matrix has no scales, or not one for each row.
     """
     result: dict[str, np.ndarray] = {}
     for name, values in tensors.items():
@@ -149,7 +149,7 @@ def _stored(values: np.ndarray) -> _Stored:
 
 
 def _as_bfloat16(values: np.ndarray) -> _Stored:
-    """Rounded to nearest, ties to even, as processors and torch do."""
+    """`values` in bfloat16, rounded to nearest, ties to even, as processors and torch do."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     rounded = ((bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16).astype(np.uint16)
     return "BF16", values.shape, rounded.tobytes()

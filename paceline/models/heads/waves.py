@@ -1,14 +1,14 @@
-"""Rows that follow from each other, in the order they can be run."""
+"""Groups rows of a recurrent network into batches, so that each row runs after its predecessor."""
 
 from collections.abc import Sequence
 
 
 def waves(slots: Sequence[int], before: Sequence[int]) -> list[list[int]]:
-    """Rows, those of a wave after the waves of the rows before them.
+    """Batches of row indices; each row is in a later batch than its predecessor.
 
     Args:
-        slots: [n] of each row.
-        before: [n] slot of the row before each; of an earlier row, or of none of these.
+        slots: [n] cache slot of each row.
+        before: [n] slot of each row's predecessor, which is an earlier row or none of these rows.
     """
     depth_at: dict[int, int] = {}
     found: list[list[int]] = []

@@ -1,1 +1,1 @@
-"""One module per published layout of draft heads: from its files to a `HeadRecord`, and back where people need it."""
+"""One module per published layout of draft heads; each converts files to a `HeadRecord` and, if supported, back."""

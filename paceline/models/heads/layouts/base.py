@@ -1,7 +1,7 @@
-"""What a layout is, and the strict assembly of a record that all of them share.
+"""`Layout`, the description of a published file format of heads, and the strict assembly of a record (`assemble`).
 
-A layout says what its settings mean and what its tensors are called here; names, shapes and completeness are then
-checked in one place (`assemble`) against `shapes.head_shapes`.
+A layout translates settings and names of tensors; `assemble` then checks names, shapes and completeness against
+`shapes.head_shapes`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,19 +21,19 @@ from paceline.models.heads.tensor_file import dequantised
 
 Tensors = Mapping[str, np.ndarray]
 Rename = Callable[[str], str]
-"""A file's name of a tensor to the record's; a name nobody knows passes through, and is refused as left over."""
+"""Maps a file's name of a tensor to the record's; an unknown name is returned as it is and refused later."""
 
 _PER_DRAFT_ID = ("lm_head", "head.", "markov_head.markov_w2")
-"""Beginnings of the names of tensors with a row per draft id."""
+"""Prefixes of the names of tensors with a row per draft id."""
 _IGNORED = ("t2d", "rotary_emb.")
 _MAP = "d2t"
 _MASKED = ("dflash", "dspark", "p_eagle")
-"""Families that fill places with masks."""
+"""Families that need a mask token."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HeadFiles:
-    """A head's files as they lie there: its place, its ``config.json`` and its tensors."""
+    """The files of a head: path, values of ``config.json`` and tensors."""
 
     path: Path
     values: Mapping[str, Any]
@@ -42,10 +42,10 @@ class HeadFiles:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the caller knows that a file may not say.
+    """Facts from the caller that a file may not contain.
 
     Attributes:
-        target: the model it will draft for.
+        target: the model that the head will draft for.
         convention: how the file numbers layers; None to infer it.
         norm_output: whether the state after the last norm is fed back; None to infer it.
     """
@@ -55,10 +55,10 @@ class Reading:
     norm_output: bool | None = None
 
     def target_size(self, name: str, found: int | None, source: object) -> int:
-        """A size of the target that the file may leave out.
+        """A size of the target, from the file (`found`) or from the caller.
 
         Raises:
-            InvalidParameter: neither the file nor the caller says, or they differ.
+            InvalidParameter: neither the file nor the caller has it, or they differ.
         """
         known = getattr(self.target, name) if self.target is not None else None
         if found is None and known is None:
@@ -73,7 +73,7 @@ class Reading:
 
     def print_of(self, source: object, *, name: str = "", hidden_size: int | None = None,
                  vocab_size: int | None = None, num_layers: int | None = None) -> TargetPrint:  # fmt: skip
-        """What the head was trained for, as far as file and caller know."""
+        """The target that the head was trained for, as far as the file and the caller tell."""
         layers = num_layers if num_layers is not None else (self.target.num_hidden_layers if self.target else 0)
         return TargetPrint(
             name or (self.target.name if self.target else ""),
@@ -85,29 +85,29 @@ class Reading:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TargetTables:
-    """The target's embeddings [V, t] and output head [V, t], which a head without its own ones shares."""
+    """The target's embeddings [V, t] and output head [V, t], which heads without their own share."""
 
     embedding: np.ndarray
     head: np.ndarray
 
     def head_rows(self, draft_ids: np.ndarray | None) -> np.ndarray:
-        """[Vd, t] the head's rows of a draft vocabulary."""
+        """[Vd, t] rows of the output head for a draft vocabulary; all rows for None."""
         return self.head if draft_ids is None else self.head[draft_ids]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A published form of head files.
+    """A published file format of heads.
 
     Attributes:
-        name: as users write it.
-        about: one line: families and who reads it.
+        name: the name that users write.
+        about: one line on its families and the programs that read it.
         matches: whether files are of this layout.
-        read: to a record. Raises InvalidParameter, UnsupportedModel or CorruptWeights.
-        write: config and tensors of a record, in this layout, with copies of the target's tables (where given) that
-            its readers cannot share. None where only reading makes sense.
-        families: what `write` can express.
-        file_name: where the tensors go.
+        read: converts files to a record. Raises InvalidParameter, UnsupportedModel or CorruptWeights.
+        write: config and tensors of a record in this layout. If the target's tables are given, copies of those that
+            other programs need are included. None where heads are not written in this layout.
+        families: the families that `write` supports.
+        file_name: file of the tensors.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Layout:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Parts:
-    """What is not tensors: a record before `assemble`."""
+    """The parts of a record besides its tensors, for `assemble`."""
 
     config: HeadConfig
     draft_ids: np.ndarray | None = None
@@ -130,10 +130,10 @@ class Parts:
 
 
 def read_draft_ids(files: HeadFiles, own: OwnBlock, size: int, vocab_size: int) -> np.ndarray | None:
-    """[size] the target tokens that the head's outputs stand for; None where they are all of them, in order.
+    """[size] target ids of the head's outputs; None where they are the whole vocabulary in order.
 
     Raises:
-        InvalidParameter: the map is missing, damaged, or another head's.
+        InvalidParameter: the map is missing, damaged, or that of another head.
     """
     ids = None
     if _MAP in files.tensors:
@@ -150,7 +150,7 @@ def read_draft_ids(files: HeadFiles, own: OwnBlock, size: int, vocab_size: int) 
 
 
 def draft_id_tensors(record: HeadRecord, with_mask: bool = False) -> dict[str, np.ndarray]:
-    """The map as a file has it, for those who want it with the mask over the target's vocabulary; empty without one."""
+    """The tensor ``d2t`` of the draft vocabulary, with the mask ``t2d`` if wanted; empty without a draft vocabulary."""
     if record.draft_ids is None:
         return {}
     mask = {"t2d": to_mask(record.draft_ids, record.config.target.vocab_size)} if with_mask else {}
@@ -158,14 +158,14 @@ def draft_id_tensors(record: HeadRecord, with_mask: bool = False) -> dict[str, n
 
 
 def assemble(files: HeadFiles, parts: Parts, rename: Rename, ignored: Iterable[str] = ()) -> HeadRecord:
-    """The record of `parts` with the tensors of `files`, every one of them checked.
+    """The record of `parts` with the tensors of `files`, all of which are checked.
 
     Args:
-        ignored: beginnings of names (as in the file) that need not be read, besides the map to draft ids.
+        ignored: prefixes of names (as in the file) that are not read, besides the map to draft ids.
 
     Raises:
-        CorruptWeights: a tensor that nobody knows, that is missing, or of another shape.
-        InvalidParameter: more layers or steps than any head has, or a mask that is no token.
+        CorruptWeights: a tensor is unknown, missing, not finite, or of another shape.
+        InvalidParameter: there are more than `MOST_STEPS` layers or steps, or the mask is not a token.
     """
     for name in ("num_steps", "num_layers", "block_depth", "block_tokens"):
         if getattr(parts.config, name) > MOST_STEPS:
@@ -187,7 +187,7 @@ def assemble(files: HeadFiles, parts: Parts, rename: Rename, ignored: Iterable[s
 
 
 def _check_mask(path: Path, config: HeadConfig) -> None:
-    """Refuse a mask without a row in the embeddings: what is read instead lies outside the table."""
+    """Refuse a mask token outside the target's vocabulary, which would read beyond the embeddings."""
     mask, size = config.mask_token_id, config.target.vocab_size
     if mask is None and config.family not in _MASKED:
         return
@@ -199,7 +199,7 @@ def _check_mask(path: Path, config: HeadConfig) -> None:
 def _ascending(
     ids: np.ndarray | None, tensors: dict[str, np.ndarray]
 ) -> tuple[np.ndarray | None, dict[str, np.ndarray]]:
-    """Draft ids in ascending order, and the rows of every output head with them."""
+    """Draft ids in ascending order, and `tensors` with the rows of all output heads permuted accordingly."""
     if ids is None or (np.diff(ids) > 0).all():
         return ids, tensors
     order = np.argsort(ids)
@@ -229,7 +229,7 @@ def _checked(path: Path, shapes: Mapping[str, tuple[int, ...]], found: Tensors) 
 
 
 def without(*prefixes: str) -> Rename:
-    """Takes the first of `prefixes` that a name has off it."""
+    """A `Rename` that removes the first of `prefixes` that a name has."""
 
     def rename(name: str) -> str:
         for prefix in prefixes:

@@ -1,7 +1,7 @@
-"""Blockwise parallel decoding (Stern, Shazeer and Uszkoreit 2018, section 6), in a layout of this project's own.
+"""Blockwise parallel decoding (Stern, Shazeer and Uszkoreit 2018, section 6), in a layout of Paceline's own.
 
-A residual feed-forward per step, ``h + down(relu(up(h)))``, before the target's output head. Nobody else has a stable
-layout of it.
+Each step has a residual feed-forward, ``h + down(relu(up(h)))``, before the target's output head. No other program has
+a stable layout for it.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ NAME = "blockwise"
 
 
 def matches(files: HeadFiles) -> bool:
-    """Its config says so."""
+    """Whether the config's ``model_type`` is ``blockwise``."""
     return files.values.get("model_type") == NAME
 
 

@@ -1,6 +1,7 @@
-"""DFlash and DSpark as their authors publish them (z-lab, DeepSpec): Qwen3 layers, ``dflash_config``, no tables.
+"""DFlash and DSpark as their authors publish them (z-lab, DeepSpec): Qwen3 layers, ``dflash_config``, no embeddings.
 
-Layer numbers name the layer that a state leaves. DFlash2 and Domino have parts that are not read, and are refused.
+Layer numbers name the layer that outputs a state. DFlash2 and Domino have parts that are not supported; they are
+refused.
 """
 
 from typing import Any
@@ -32,7 +33,7 @@ _NEWER = ("conv_kernel_size", "selector_rank", "projector_type")
 
 
 def matches(files: HeadFiles) -> bool:
-    """Its config has DFlash's object, or its tensors a norm of the hidden state outside of the layers."""
+    """Whether the config has ``dflash_config``, or the tensors include a hidden-state norm outside of the layers."""
     names = {name.removeprefix("model.") for name in files.tensors}
     return _NESTED in files.values or {"fc.weight", "hidden_norm.weight"} <= names
 
@@ -78,7 +79,7 @@ def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[
     """Config and tensors of `record`; see `Layout.write`.
 
     Raises:
-        InvalidParameter: its layers are not Qwen3's, which is all that readers of this layout know.
+        InvalidParameter: its layers are not Qwen3's, the only ones that readers of this layout support.
     """
     config, layer = record.config, layer_of(record.config)
     if not layer.qk_norm:

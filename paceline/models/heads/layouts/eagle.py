@@ -1,9 +1,8 @@
-"""EAGLE-1, EAGLE-2 and HASS: one file format (SafeAILab/EAGLE, `cnets1.py`).
+"""EAGLE-1, EAGLE-2 and HASS, which share a file format (SafeAILab/EAGLE, `cnets1.py`).
 
-Layer 0 has no norm before attention, and neither a final norm nor a head is stored: the target's serve. The config's
-``bias`` is that of ``fc``, and its absence means true. Others know no draft vocabulary: only files of this project hold
-one (``d2t``), and copies for other programs leave it out, which changes no weight. EAGLE-3 is another format
-(`eagle3.py`).
+Layer 0 has no norm before attention. The final norm and the output head are the target's and are not stored. The
+config's ``bias`` is that of ``fc``; where it is missing it is true. Only Paceline's files have a draft vocabulary
+(``d2t``); copies for other programs omit it, which changes no weight. Not for EAGLE-3 (`eagle3.py`).
 """
 
 from typing import Any
@@ -30,11 +29,11 @@ from paceline.models.heads.strict import Settings
 
 NAME = "eagle"
 _STEPS = 5
-"""Depth of the trees that its authors draft; nothing in the file says one."""
+"""Depth of the authors' draft trees; the files have none."""
 
 
 def matches(files: HeadFiles) -> bool:
-    """A layer, an ``fc``, and nothing of EAGLE-3."""
+    """Whether the tensors have a decoder layer and ``fc``, and none of EAGLE-3's parts."""
     names = {name.removeprefix("model.") for name in files.tensors}
     newer = any(name.startswith(("midlayer.", "hidden_norm", "markov_head.")) for name in names)
     plain = "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names

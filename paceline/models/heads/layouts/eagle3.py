@@ -1,8 +1,8 @@
 """EAGLE-3 outside of `speculators`: SafeAILab, SGLang and SpecForge (``midlayer.``), NVIDIA (``eagle_config``).
 
-Files do not say how they number layers, and one key has two meanings: ``norm_output`` is SpecForge's norm before the
-head (and true by default), elsewhere it feeds the normed state back. Both are inferred, told in the record's notes, and
-can be overruled (`Reading`).
+Files do not say how they number layers, and one key has two meanings: for SpecForge ``norm_output`` (true by default)
+is a norm before the head, elsewhere it means that the normed state is fed back. Both are inferred, reported in the
+record's notes, and can be overridden (`Reading`).
 """
 
 from typing import Any
@@ -30,11 +30,11 @@ from paceline.models.heads.taps import Convention, canonical_taps, eagle3_defaul
 NAME = "sglang"
 _NESTED, _IDS = "eagle_config", "eagle_aux_hidden_state_layer_ids"
 _STEPS = 5
-"""What SGLang and the authors draft; nothing in the file says one."""
+"""Draft length of SGLang and of the authors; the files have none."""
 
 
 def matches(files: HeadFiles) -> bool:
-    """A ``midlayer``, or a first layer with a norm of the hidden state."""
+    """Whether the tensors have a ``midlayer``, or a norm of the hidden state in the first layer."""
     names = {name.removeprefix("model.") for name in files.tensors}
     return any(name.startswith("midlayer.") for name in names) or "layers.0.hidden_norm.weight" in names
 
@@ -77,7 +77,7 @@ def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[
     """Config and tensors of `record` as SGLang reads them; see `Layout.write`.
 
     Raises:
-        InvalidParameter: a form of EAGLE-3 that SGLang does not compute.
+        InvalidParameter: the head has a form of EAGLE-3 that SGLang does not support.
     """
     config = record.config
     for name in ("fc_norm", "norm_output", "norm_before_residual", "fc_bias"):
@@ -130,12 +130,12 @@ def _norm_output(settings: Settings, nested: Settings, reading: Reading) -> tupl
 
 
 def _either(settings: Settings, nested: Settings, name: str) -> bool:
-    """A flag at the top or in NVIDIA's object."""
+    """A flag of the config's top level or of NVIDIA's ``eagle_config``."""
     return settings.flag(name, nested.flag(name, False))
 
 
 def _owns_head(files: HeadFiles, own: OwnBlock, size: int, vocab_size: int) -> bool:
-    """The target's head serves where the file has none and the vocabulary is whole."""
+    """Whether the head has its own ``lm_head``; with the whole vocabulary, a file without one uses the target's."""
     if own.target is not None:
         return own.owns_head
     return "lm_head.weight" in files.tensors or size != vocab_size

@@ -1,7 +1,7 @@
-"""Falcon (Gao et al. 2024, arXiv 2412.12639), in a layout of this project's own.
+"""Falcon (Gao et al. 2024, arXiv 2412.12639), in a layout of Paceline's own.
 
-Two LSTM layers under torch's names, then a decoder layer with the names of EAGLE-1. The authors' code cannot run, so
-there are no files of theirs to read.
+Two LSTM layers with torch's names, then a decoder layer with the names of EAGLE-1. The authors' code does not run, so
+there is no layout of theirs to read.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ ARCHITECTURE = "FalconDraftHead"
 
 
 def matches(files: HeadFiles) -> bool:
-    """Its config says so."""
+    """Whether the config's ``architectures`` is `ARCHITECTURE`."""
     return files.values.get("architectures") == [ARCHITECTURE]
 
 

@@ -1,7 +1,8 @@
 """Hydra heads (zankner/Hydra): ``hydra_lm_head.pt`` of the forms ``mlp`` and ``prefix-mlp``, grounded.
 
-Grounded: head k reads k + 1 embeddings beside the hidden state. The prefix form has one decoder layer before the heads
-and a dropout in front of every part, which shifts the numbers in the names. Ungrounded and attention forms are refused.
+Grounded means that head k reads k + 1 embeddings in addition to the hidden state. The prefix form has one decoder layer
+before the heads and a dropout module before every part, which shifts the numbers in the names. Ungrounded and attention
+forms are refused.
 """
 
 import re
@@ -20,14 +21,14 @@ from paceline.models.heads.strict import Settings
 
 NAME = "hydra"
 _PREFIX = "prefix_embeding_layer."
-"""Spelled like this in the files."""
+"""The spelling in the files."""
 _BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)")
 _HEAD = re.compile(r"hydra_lm_head\.(\d+)\.(?:1\.)?(weight|bias)")
 _OWN_BLOCK = re.compile(r"blocks\.(\d+)\.(\d+)\.(linear|residual)\.(weight|bias)")
 
 
 def matches(files: HeadFiles) -> bool:
-    """Some tensor is of a Hydra head."""
+    """Whether a tensor belongs to a Hydra head."""
     return any(name.startswith("hydra_mlp.") for name in files.tensors)
 
 

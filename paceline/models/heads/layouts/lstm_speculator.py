@@ -1,7 +1,7 @@
 """Arctic's LSTM speculators (ArcticInference, ``method: sum_lstm``).
 
-Sizes are lists there, of which one entry is read; projections come per gate and are kept as one, in the order forget,
-input, output, cell. All steps share their weights but the first projection.
+Sizes in the config are lists, which must have one entry. The projections of the four gates are concatenated in the
+order forget, input, output, cell. All steps share their weights, except for the first projection.
 """
 
 import re
@@ -22,7 +22,7 @@ _STEP = re.compile(r"(forget_emb|input_emb|output_emb|cell_emb|cell_ln|state_ln|
 
 
 def matches(files: HeadFiles) -> bool:
-    """Its method says so, or there is a projection per gate."""
+    """Whether ``method`` is ``sum_lstm``, or there is a projection per gate."""
     return files.values.get("method") == "sum_lstm" or any("forget_proj." in name for name in files.tensors)
 
 
@@ -81,7 +81,7 @@ def _one(settings: Settings, name: str) -> int:
 
 
 def _joined(tensors: Any) -> dict[str, np.ndarray]:
-    """Projections of the four gates as one."""
+    """`tensors` with the projections of the four gates concatenated, without the file's prefix."""
     names = {name.removeprefix(_PREFIX): array for name, array in tensors.items()}
     for step in range(2):
         pieces = [names.pop(f"{gate}_proj.{step}.weight", None) for gate in _GATES]

@@ -1,7 +1,7 @@
 """Medusa as its authors publish it: ``medusa_lm_head.pt`` with ``{head}.{block}.linear`` and ``{head}.{last}``.
 
-Uploaded configs count the heads wrongly, so tensors decide; all blocks of a head share one set of weights there. A
-whole model with ``medusa_head.`` inside is read, too. What vLLM reads is `medusa_vllm.py`.
+Published configs have wrong numbers of heads, so the tensors decide. All blocks of a head share one set of weights. A
+whole model with ``medusa_head.`` tensors inside is read, too. Not for vLLM's layout (`medusa_vllm.py`).
 """
 
 import re
@@ -22,7 +22,7 @@ _NAME = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 
 
 def matches(files: HeadFiles) -> bool:
-    """Tensors named by head and place, as a list of sequences is saved."""
+    """Whether tensors have names of the form ``{head}.{block}...``, as a ``ModuleList`` of ``Sequential`` is saved."""
     return any(_NAME.fullmatch(name.removeprefix(_PREFIX)) for name in files.tensors)
 
 
@@ -52,7 +52,7 @@ def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[
     """Config and tensors of `record`; see `Layout.write`.
 
     Raises:
-        InvalidParameter: a draft vocabulary, or blocks without bias, which this layout does not know.
+        InvalidParameter: it has a draft vocabulary or blocks without bias, which this layout does not support.
     """
     config = record.config
     if record.draft_ids is not None or not config.fc_bias:
@@ -68,7 +68,7 @@ def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[
 
 
 def _is_head(name: str, files: HeadFiles) -> bool:
-    """Inside a whole model only the part under the prefix counts."""
+    """Whether `name` belongs to the head: in a whole model, only names with the prefix do."""
     return name.startswith(_PREFIX) or not any(other.startswith(_PREFIX) for other in files.tensors)
 
 

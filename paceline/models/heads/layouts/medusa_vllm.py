@@ -1,7 +1,7 @@
 """Medusa as vLLM read it before 0.33: ``blocks.{head}.layers.{block}``, ``lm_heads.{head}``, a map of token ids.
 
-Heads of this project that share the target's output head are saved in it with ``original_lm_head``. Not the files of
-the Medusa repository (`medusa.py`).
+Paceline's Medusa heads that share the target's output head are saved with ``original_lm_head``. Not for files of the
+Medusa repository (`medusa.py`).
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ _MAP = "token_map"
 
 
 def matches(files: HeadFiles) -> bool:
-    """Its config says medusa, or its tensors are named so."""
+    """Whether ``model_type`` is ``medusa``, or tensors have names of this layout."""
     return files.values.get("model_type") == "medusa" or any(
         name.removeprefix("medusa_heads.").startswith("blocks.0.layers.0.") for name in files.tensors
     )

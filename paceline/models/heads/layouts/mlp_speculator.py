@@ -1,7 +1,7 @@
 """MLP speculators of IBM's fms-fsdp (Wertheimer et al. 2024, arXiv 2404.19124); Arctic Inference and old vLLM run them.
 
-Heads of this project are saved in it too: where they read the target's own embeddings or head rows, those are left out,
-and written only for programs that cannot share them. A draft vocabulary is this project's addition (``d2t``).
+Paceline's MLP speculators are saved in this layout. The target's embeddings or head rows that they share are left out,
+unless copies are requested for programs that cannot share them. The draft vocabulary (``d2t``) is Paceline's addition.
 """
 
 import re
@@ -32,7 +32,7 @@ _STEP = re.compile(r"(emb|proj|head|ln)\.(\d+)\.(weight|bias)")
 
 
 def matches(files: HeadFiles) -> bool:
-    """Its config says so, and it is not Arctic's LSTM under the same name."""
+    """Whether ``model_type`` is ``mlp_speculator``, and it is not Arctic's LSTM under the same name."""
     return files.values.get("model_type") == "mlp_speculator" and files.values.get("method") != "sum_lstm"
 
 
@@ -60,8 +60,8 @@ def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[
     """Config and tensors of `record`; see `Layout.write`.
 
     Raises:
-        InvalidParameter: a copy for other programs is asked of a head with rows of its own for a part of the
-            vocabulary: they know no draft vocabulary.
+        InvalidParameter: `tables` are given for a head with its own output head over a draft vocabulary, which other
+            programs do not support.
     """
     config = record.config
     values: dict[str, Any] = {
@@ -80,7 +80,7 @@ def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[
 
 
 def _copies(record: HeadRecord, tables: TargetTables) -> dict[str, np.ndarray]:
-    """The target's tables as steps of the speculator: scaled, and taken through the projections beside them."""
+    """The target's tables as tensors of each step: scaled, and multiplied by the projections that read them."""
     config, copies = record.config, {}
     if config.owns_head and record.draft_ids is not None:
         raise InvalidParameter(

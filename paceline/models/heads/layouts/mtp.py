@@ -1,7 +1,7 @@
-"""A multi-token prediction layer inside its target's own files: ``mtp.`` (Qwen's names) or ``mtp_layers.0.`` (MiMo's).
+"""A multi-token prediction layer inside its target's files: ``mtp.`` (Qwen's names) or ``mtp_layers.0.`` (MiMo's).
 
-Only that part is read, with the layer sizes of the target's config. Embedding and head are the target's. Models whose
-MTP layer has other parts (latent attention, experts, gates) are refused for the tensors that nobody knows.
+Only that part is read, with the layer sizes of the target's config. Embedding and head are the target's. MTP layers
+with other parts (latent attention, experts, gates) are refused, as their tensors are unknown.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ PREFIXES = ("mtp.", "model.mtp_layers.")
 
 
 def matches(files: HeadFiles) -> bool:
-    """Some tensor is of an MTP layer."""
+    """Whether a tensor belongs to an MTP layer."""
     return any(name.startswith(PREFIXES) for name in files.tensors)
 
 

@@ -1,7 +1,7 @@
-"""The layout of vLLM's `speculators` library: eagle3, peagle, dflash, dspark, mtp. vLLM reads it as it is.
+"""The layout of vLLM's `speculators` library: eagle3, peagle, dflash, dspark, mtp. vLLM reads it unchanged.
 
-Heads of this project are saved in it, with an object ``paceline`` of their own (`own_block.py`) that others pass over.
-Layer numbers count the layer that a state enters; a missing ``norm_before_residual`` means true, as its trainer has it.
+Paceline's heads are saved in it, with an additional object ``paceline`` (`own_block.py`) that other programs ignore.
+Layer numbers name the layer that reads a state. A missing ``norm_before_residual`` means true, its trainer's default.
 """
 
 from typing import Any
@@ -31,9 +31,9 @@ from paceline.models.heads.tensor_file import dequantised
 
 NAME = "speculators"
 VERSION = "0.6.0"
-"""Of the format as written here."""
+"""Version of the format that is written here."""
 VERIFIER = "verifier"
-"""Entry of a card with what vLLM shall load as the target, where that is not the target's name here."""
+"""Entry of a card with the model that vLLM should load as the target, if its name differs from the target's here."""
 _FAMILIES: dict[str, Family] = {
     "eagle3": "eagle3", "peagle": "p_eagle", "dflash": "dflash", "dspark": "dspark", "mtp": "mtp"
 }  # fmt: skip
@@ -49,7 +49,7 @@ _TAPS = {"eagle3": "eagle_aux_hidden_state_layer_ids", "p_eagle": "eagle_aux_hid
          "dflash": "aux_hidden_state_layer_ids", "dspark": "aux_hidden_state_layer_ids"}  # fmt: skip
 _MARKOV = "markov_head.markov_w1.weight"
 _MARKOV_SHORT = "markov_head.markov_w1_drafted.weight"
-"""Rows of the drafted tokens and one for all others: this project's files only, never a copy for other programs."""
+"""Rows of the drafted tokens and one row for all others; in Paceline's files only, not in copies for other programs."""
 _LEFT_ASIDE = (
     "tie_word_embeddings",
     "embed_requires_grad",
@@ -60,7 +60,7 @@ _LEFT_ASIDE = (
 
 
 def matches(files: HeadFiles) -> bool:
-    """Its config names a type of speculator."""
+    """Whether the config has ``speculators_model_type``."""
     return "speculators_model_type" in files.values
 
 
@@ -140,14 +140,14 @@ def _config(settings: Settings, inner: Settings, files: HeadFiles, family: Famil
 
 
 def _owns_head(files: HeadFiles, settings: Settings, family: Family, own: OwnBlock, vocab_size: int) -> bool:
-    """Whether ``lm_head`` is read from the file: not where it is the target's, which a full vocabulary allows."""
+    """Whether ``lm_head`` is the head's own and read from the file, rather than shared with the target."""
     if family == "mtp" or own.target is not None:
         return family != "mtp" and own.owns_head
     return "lm_head.weight" in files.tensors or settings.take("draft_vocab_size", vocab_size) != vocab_size
 
 
 def _norm_output(settings: Settings, family: Family, reading: Reading) -> bool:
-    """MTP feeds the state after its norm back; elsewhere the file says, and here the key means just that."""
+    """Whether the state after the last norm is fed back: the file's ``norm_output``, true by default for MTP only."""
     said = settings.flag("norm_output", family == "mtp")
     return said if reading.norm_output is None else reading.norm_output
 
@@ -206,14 +206,14 @@ def _back(name: str, table: dict[str, str]) -> str:
 
 
 def _ignored(config: HeadConfig) -> tuple[str, ...]:
-    """The verifier's own tables, which trainers may leave in; MTP heads use the target's embedding and head."""
+    """Prefixes of tensors that are not read: copies of the target's tables that trainers leave in the file."""
     tables = () if config.owns_embedding else ("embed_tokens.",)
     heads = () if config.owns_head else ("lm_head.",)
     return ("verifier_norm.", "verifier_lm_head.", *tables, *heads)
 
 
 def _markov_compact(tensors: dict[str, np.ndarray], record: HeadRecord) -> dict[str, np.ndarray]:
-    """The Markov table without the rows of tokens that are never drafted, where those are all alike."""
+    """`tensors` with one row of the Markov table for all tokens outside the draft vocabulary, if those are equal."""
     ids, table = record.draft_ids, tensors.get(_MARKOV)
     if ids is None or table is None:
         return tensors
@@ -227,7 +227,7 @@ def _markov_compact(tensors: dict[str, np.ndarray], record: HeadRecord) -> dict[
 def _markov_expanded(
     tensors: dict[str, np.ndarray], config: HeadConfig, ids: np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """The Markov table by target id, where the file has rows for drafted tokens and one for all others."""
+    """`tensors` with the whole Markov table by target id, the inverse of `_markov_compact`."""
     short = tensors.pop(_MARKOV_SHORT, None)
     if short is None:
         return tensors
