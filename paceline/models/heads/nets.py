@@ -82,7 +82,7 @@ class HalfAutoregressiveNet(Protocol):
         ...
 
     def draft(self, blocks: Sequence[BlockOfRows], cache: KVCache) -> NetOutput:
-        """Logits [rows, draft vocab] and outputs [rows, hidden] of the rows of all `blocks`, which `extend` has run."""
+        """Logits [rows, draft vocab] and outputs [rows, hidden] of the rows of `blocks`; `extend` must come first."""
         ...
 
 

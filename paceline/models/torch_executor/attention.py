@@ -1,7 +1,7 @@
 """`SegmentAttention`: attention over cached slots, one segment after another, as clear torch code.
 
-The seam `Attends` is what layers know of it; `cuda_executor/` puts its own there. Shapes: M rows, H query heads, K key
-heads, D = head_dim.
+Layers use the interface `Attends`, for which `cuda_executor/` has its own implementation. Shapes: M rows, H query
+heads, K key heads, D = head_dim.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from paceline.models.torch_executor.cache import SegmentView
 
 @dataclass(frozen=True, slots=True)
 class AttentionForm:
-    """What sets the attention of a layer apart.
+    """Parameters of a layer's attention.
 
     Attributes:
-        scale: on scores.
-        cap: of scores, cap tanh(x / cap); 0 for none.
-        window: how many keys a row sees, its own included; 0 for all.
+        scale: factor on scores.
+        cap: soft cap of scores, cap tanh(x / cap); 0 for none.
+        window: sliding window in keys, the row's own included; 0 for full attention.
     """
 
     scale: float
@@ -52,8 +52,8 @@ class SegmentAttention:
     """PyTorch's own attention over each segment's slots, with a mask.
 
     Args:
-        views: what the rows of each segment see.
-        weights: per view a sum [m, n] to which each layer adds its attention, mean over heads; None when not wanted.
+        views: the slots and masks of each segment.
+        weights: a tensor [m, n] per view to which each layer adds its attention, averaged over heads; None if unused.
     """
 
     def __init__(self, views: Sequence[SegmentView], weights: Sequence[Tensor] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Paged keys and values in torch tensors, and which of them each row may see."""
+"""Paged keys and values in torch tensors, and masks of the slots that each row attends to."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -12,7 +12,7 @@ from paceline.models.config import ModelConfig
 
 
 def unwritten_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros that on a CPU take memory only where they are written to: torch would fill all of it at once."""
+    """Zeros whose memory is allocated lazily on a CPU, when it is first written; torch would fill all of it at once."""
     if device.type != "cpu":
         return torch.zeros(tuple(shape), device=device, dtype=dtype)
     num_bytes = math.prod(shape) * dtype.itemsize
@@ -22,7 +22,7 @@ def unwritten_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dty
 class TorchKVCache:
     """Keys and values [layers, slots, kv_heads, head_dim] in the model's own number format.
 
-    `spare_slots` lie after those of the pages, for whoever has something to write that nobody will read.
+    `spare_slots` follow those of the pages; they take the writes of padding rows.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TorchKVCache:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SegmentView:
-    """What one segment's rows see.
+    """The slots that the rows of one segment attend to.
 
     Attributes:
         rows: [m] the segment's rows.
@@ -82,7 +82,7 @@ class SegmentView:
 def segment_views(rows: Rows, device: torch.device, windows: Collection[int] = (0,)) -> list[SegmentView]:
     """One view per segment, with a mask for each of `windows`.
 
-    Tree branches need nothing of their own: a row sees exactly its `Rows.key_slots`, or the last ones in a window.
+    Tree branches need no special case: a row attends to exactly its `Rows.key_slots`, or to the last ones in a window.
     """
     views = []
     for segment in np.unique(rows.segments):

@@ -7,15 +7,15 @@ s at layer l are made of
     m_s^l = |x_s^l| * sum over j of softmax(mix_l)_j x_s^j / |x_s^j|
 
 with x^0 .. x^L the residual stream before, between and after the layers and |x| its root mean square (Feedback
-Transformer, Fan et al. 2021): lower layers see what upper ones made of earlier tokens. Each layer has weights of its
-own, which begin almost all at its own input, so that the network begins as the target's layers (pruned initialisation);
-the papers have one memory for all layers. Their sum is a plain one; here states count alike, because those of late
-layers of a trained model are many times as long and would be all of it.
+Transformer, Fan et al. 2021): lower layers attend to upper-layer states of earlier tokens. Each layer has mixing
+weights of its own, initialised almost entirely to its own input, so that the network starts as the target's layers
+(pruned initialisation); the papers have one memory for all layers. The papers sum the states themselves; here they are
+normalised first, because late layers of a trained model have much larger states, which would dominate the sum.
 
-Rows follow from each other one by one. `forward` reads many at once by fixed-point passes: the first takes each layer's
-own inputs as its memory, every further one what the pass before it gave; after as many passes as rows nothing changes
-any more, and after a few little does. Training and the reading of prompts take `PASSES`. For training; at work, the
-layers run on any executor (`models/feedback_draft.py`).
+Each row depends on the memory of the rows before it. `forward` computes many rows at once by fixed-point passes: the
+first uses each layer's own inputs as its memory, every further one the memory of the previous pass. The result is exact
+after as many passes as rows, and close after a few. Training and prompts use `PASSES`. For training only; drafting runs
+the layers on any executor (`models/feedback_draft.py`).
 """
 
 import math
@@ -35,21 +35,21 @@ from paceline.models.torch_executor.heads.attention import Keys, mix
 from paceline.models.torch_executor.heads.blocks import DecoderLayer, Norm
 
 _OWN = 0.93
-"""Share of a layer's own input in its memory at the beginning, whatever the number of layers."""
+"""Initial share of a layer's own input in its memory, whatever the number of layers."""
 _MOST_KEPT = 8
-"""Layers up to which training keeps what happens within them; of more it is computed again on the way back, a third
-more work. Three passes over 3,500 rows of a layer of the default model hold 0.5 GB, so thirty took more than 18."""
+"""Most layers for which training keeps activations; with more, activations are recomputed in the backward pass, which
+takes a third more work. Three passes over 3,500 rows of a layer of the default model keep 0.5 GB."""
 _BLOCK = 128
-"""Rows that are attended for together: a row's products are with the window and so many rows more."""
+"""Rows per block of attention; the keys of a block are its own rows and the window before them."""
 
 
 class _Block(NamedTuple):
-    """Rows of one text that are attended for together, so that what is far before them is left out.
+    """A block of rows of one text, whose attention leaves out keys before the window.
 
     Attributes:
-        rows: [n] their numbers.
-        seen: [m] numbers of the rows whose memory any of them sees.
-        visible: [n, m + n] who sees which of `seen`, and its own key.
+        rows: [n] indices of the rows.
+        seen: [m] indices of the rows whose memory any of them attends to.
+        visible: [n, m + n] attention mask over the memory of `seen` and the rows' own keys.
     """
 
     rows: Tensor
@@ -82,12 +82,12 @@ class FeedbackNet(nn.Module):
         self.mix = nn.Parameter((math.log(size * _OWN / (1 - _OWN)) * torch.eye(size, size + 1)).flatten())
 
     def forward(self, tokens: Tensor, lengths: Sequence[int], passes: int = PASSES) -> Tensor:
-        """[N, hidden] that the head is multiplied with, after each of N tokens of whole texts of these lengths."""
+        """Normed output [N, hidden] after each of the N tokens of whole texts of these lengths, input of the head."""
         positions = torch.cat([torch.arange(n) for n in lengths])
         return self.norm(self.read(tokens, positions, lengths, passes)[0])
 
     def read(self, tokens: Tensor, positions: Tensor, lengths: Sequence[int], passes: int) -> tuple[Tensor, list[Keys]]:
-        """What leaves the last layer [N, hidden], and the memory that the rows leave to later ones, per layer.
+        """Output of the last layer [N, hidden], and the memory of the rows per layer.
 
         Args:
             positions: [N] of each row in its text, ascending within it.
@@ -113,7 +113,7 @@ class FeedbackNet(nn.Module):
         return layer.leave(residual, mixed).float()  # type: ignore[operator]
 
     def sees(self, positions: Tensor, others: Tensor) -> Tensor:
-        """[n, m] whether the row at each of `positions` [n] may see the memory of the one at each of `others` [m]."""
+        """Mask [n, m]: whether the rows at `positions` [n] attend to the memory of the rows at `others` [m]."""
         ahead = positions[:, None] - others[None, :]
         return (ahead > 0) & ((ahead < self.sparse.window) | (others < self.sparse.num_sinks)[None, :])
 
@@ -126,7 +126,7 @@ class FeedbackNet(nn.Module):
         return {name: one.detach().float().numpy() for name, one in found.items()}
 
     def card(self) -> dict[str, Any]:
-        """What its file says of how it attends."""
+        """The parameters of its attention and memory for its card."""
         return {"window": self.sparse.window, "num_sinks": self.sparse.num_sinks, "mix": self.mix.detach().tolist()}
 
     def _memory(self, states: Sequence[Tensor], positions: Tensor) -> list[Keys]:
@@ -155,7 +155,7 @@ class FeedbackNet(nn.Module):
 
 
 def take_layers(net: nn.Module, checkpoint: Checkpoint, chosen: Sequence[int]) -> None:
-    """Fill `layers` and `norm` of `net`, its only parameters so far, from these layers, and lend it the tables.
+    """Load `layers` and `norm` of `net`, its only parameters so far, from these layers, and add the target's tables.
 
     Tables are buffers `embedding` and `head` [vocabulary, hidden] bfloat16, frozen and not saved.
     """

@@ -20,12 +20,12 @@ from paceline.models.torch_executor.split_layers import RowParallelLinear, Sum, 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pass:
-    """What every layer of one forward pass needs besides the hidden states.
+    """Inputs of every layer in a forward pass besides the hidden states.
 
     Attributes:
         angles: of each rotary table the cosines and sines [M, 1, rotary_dim] of the rows' angles.
         slots: [M] cache slot that receives each row's key and value.
-        attend: the attention over what each row sees of the cache.
+        attend: attention over the cache slots that each row attends to.
     """
 
     angles: Sequence[tuple[Tensor, Tensor]]
@@ -64,7 +64,7 @@ def row_angles(positions: Tensor, inverse_frequencies: Tensor, factor: float = 1
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn the pairs (i, i + R / 2) of the first R dimensions of x [M, heads, D] by the rows' angles."""
+    """Rotate the pairs (i, i + R / 2) of the first R dimensions of x [M, heads, D] by the rows' angles."""
     turning, rest = x.float().split([cosines.shape[-1], x.shape[-1] - cosines.shape[-1]], dim=-1)
     first, second = turning.chunk(2, dim=-1)
     turned = turning * cosines + torch.cat([-second, first], dim=-1) * sines
@@ -72,9 +72,9 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention (Ainslie et al. 2023): H / K query heads share one key head; K = H is the plain kind.
+    """Grouped-query attention (Ainslie et al. 2023): H / K query heads share a key head; K = H is multi-head attention.
 
-    `number` is the layer's, which decides on its window and its positions: `form`, and `table`, its rotary table.
+    `number` is the layer's number, which determines its window (`form`) and its rotary table (`table`).
     """
 
     def __init__(self, config: ModelConfig, number: int, total: Sum = alone) -> None:
@@ -138,7 +138,7 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 
 
 class MixtureOfExperts(nn.Module):
-    """Every row takes the experts its router finds most probable, and the shared one where there is one.
+    """Routes every row to its most probable experts, and to the shared expert if there is one.
 
     Shazeer et al. 2017; the layouts of Qwen2-MoE, Qwen3-MoE and Mixtral.
     """

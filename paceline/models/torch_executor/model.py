@@ -1,7 +1,7 @@
-"""`TorchModel`: scores flat rows with torch, clearly rather than fast.
+"""`TorchModel`: scores flat rows with torch, written for clarity rather than speed.
 
-The reference the numba executor is compared with. Sums may be ordered differently for different batches, so its logits
-are close, not bitwise equal, from batch to batch. `Stage` is the part of it that one process of a parallel run holds.
+It is the reference for the numba executor. The order of sums may depend on the batch, so its logits are close, but not
+bitwise equal, from batch to batch. `Stage` is the part of a model that one process of a parallel run holds.
 Not for loading (`weights.py`), training, or other processes (`parallel/`).
 """
 
@@ -28,11 +28,11 @@ from paceline.models.torch_executor.weights import load_weights
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
 Taps = dict[int, Tensor]
-"""Hidden states [M, hidden] by the layer they enter."""
+"""Hidden states [M, hidden] by tap, see `CausalLM.forward`."""
 
 
 class DecoderStack(nn.Module):
-    """Embedding, layers, final norm and head of every family, as far as `shard` has them; layers keep their numbers."""
+    """Embedding, layers, final norm and head of any family, as far as `shard` has them; layers keep their numbers."""
 
     def __init__(self, shard: Shard, total: Sum = alone) -> None:
         super().__init__()
@@ -70,13 +70,13 @@ class Stage:
         dtype: number format of weights, cache and activations.
         shard: what of the model to hold; all of it by default.
         total: sums over the ranks that hold the other shares of the same layers.
-        prepare: puts layers of another kind in place of some before weights are loaded; the bytes of what these hold.
+        prepare: replaces layers before weights are loaded, and returns the bytes of the replacements.
 
     Attributes:
-        stack: the layers, of which an executor may put its own in place.
+        stack: the layers, which an executor may replace with its own.
 
     Raises:
-        InvalidParameter: torch knows no such device, or the number format is another.
+        InvalidParameter: torch does not support the device or the number format.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class Stage:
         return TorchKVCache(self.shard.narrowed(), num_pages, self.device, self.dtype)
 
     def with_layers(self, layers: Sequence[int]) -> "Stage":
-        """The same weights, of which `run` takes `layers` only; they must be the shard's."""
+        """A stage with the same weights that runs only `layers`, which must belong to the shard."""
         view = copy.copy(self)
         view.running = layers
         return view
 
     def embed(self, rows: Rows) -> Tensor:
-        """[M, hidden] that enter the first layer of the model."""
+        """Embeddings [M, hidden] of the rows, the input of the first layer."""
         return self.embed_tokens(self._tensor(rows.token_ids), self._tensor(rows.positions))
 
     def embed_tokens(self, token_ids: Tensor, positions: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class Stage:
         return self.stack.embed(token_ids, positions)
 
     def run(self, x: Tensor, rows: Rows, cache: TorchKVCache, taps: tuple[int, ...] = ()) -> tuple[Tensor, Taps]:
-        """Hidden states [M, hidden] after the shard's layers, and those that enter each tapped one of them."""
+        """Hidden states [M, hidden] after the shard's layers, and the inputs of the layers in `taps`."""
         return self.run_layers(x, self._pass(rows, cache, SegmentAttention(self._views(rows))), taps)
 
     def page_attention(self, rows: Rows, cache: TorchKVCache) -> np.ndarray:
@@ -141,13 +141,13 @@ class Stage:
         self, positions: Tensor, slots: Tensor, attend: Attends, cache: TorchKVCache,
         angles_of: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]] = row_angles,
     ) -> Pass:  # fmt: skip
-        """What layers need to know of a pass over rows at `positions` [M] whose keys go to `slots` [M]."""
+        """The `Pass` over rows at `positions` [M] whose keys and values are stored in `slots` [M]."""
         tables = zip(self._frequencies, growths(self.shard.config), strict=True)
         angles = [angles_of(positions, table, factor) for table, factor in tables]
         return Pass(angles, slots, attend, cache)
 
     def run_layers(self, x: Tensor, step: Pass, taps: tuple[int, ...]) -> tuple[Tensor, Taps]:
-        """`run` of a pass that is on the device already."""
+        """As `run`, for a pass whose tensors are on the device already."""
         tapped = {}
         for i in self.running:
             if i in taps:
@@ -192,7 +192,7 @@ class TorchModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self._stage.device
 
     @property
@@ -245,7 +245,7 @@ def fetched(logits: Tensor, taps: Taps) -> ForwardOutput:
 
 
 def last_taps(config: ModelConfig, taps: tuple[int, ...], x: Tensor, normed: Tensor) -> Taps:
-    """Of the states before and after the final norm those that `taps` names."""
+    """The taps before (`x`) and after (`normed`) the final norm, as far as `taps` names them."""
     last = {config.num_hidden_layers: x, NORMED: normed}
     return {tap: state for tap, state in last.items() if tap in taps}
 

@@ -1,9 +1,8 @@
-"""`Shard`: the part of a model that one process holds, and which slice of every tensor that is.
+"""`Shard`: the part of a model that one process holds, and the slices of its tensors.
 
-A shard is itself a narrower, shallower model, so that the layers need no second definition: a rank of a
-tensor-parallel group has its share of the heads, of the feed-forward and of the vocabulary (Shoeybi et al. 2019,
-Megatron-LM, section 3), a pipeline stage a run of consecutive layers. Description only: processes and messages are in
-`parallel/`.
+A shard is itself a model with fewer heads and layers, so that the layers need no second definition. A rank of a
+tensor-parallel group has a share of the heads, of the feed-forward and of the vocabulary (Shoeybi et al. 2019,
+Megatron-LM, section 3); a pipeline stage has consecutive layers. Not for processes and messages (`parallel/`).
 """
 
 from dataclasses import dataclass, replace
@@ -18,19 +17,19 @@ _OUTPUT_SPLIT = {
     "query": "heads", "key": "key_heads", "value": "key_heads", "gate": "inner", "up": "inner",
     "embedding": "vocabulary", "head": "vocabulary",
 }  # fmt: skip
-"""Layers of which a rank computes some of the outputs, and what these are."""
+"""Linear layers split by output (column parallel), and the units that are split."""
 _INPUT_SPLIT = {"out": "heads", "down": "inner"}
-"""Layers of which a rank takes some of the inputs; the ranks' outputs are summed."""
+"""Linear layers split by input (row parallel), whose outputs are summed over the ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What one process holds of a model.
+    """The part of a model that one process holds.
 
     Attributes:
-        config: the whole model.
-        layers: which of its layers.
-        tensor_rank, tensor_size: which share of each layer, of how many.
+        config: config of the whole model.
+        layers: numbers of its layers.
+        tensor_rank, tensor_size: index of its share of each layer, and the number of shares.
     """
 
     config: ModelConfig
@@ -40,17 +39,17 @@ class Shard:
 
     @classmethod
     def whole(cls, config: ModelConfig) -> "Shard":
-        """All of the model."""
+        """The shard that is the whole model."""
         return cls(config, range(config.num_hidden_layers))
 
     @property
     def is_first(self) -> bool:
-        """Whether tokens enter here."""
+        """Whether the shard has the first layer, and so the embedding."""
         return self.layers.start == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether logits leave here."""
+        """Whether the shard has the last layer, and so the output head."""
         return self.layers.stop == self.config.num_hidden_layers
 
     @property
@@ -74,7 +73,7 @@ class Shard:
         return self._share(self.config.vocab_size)
 
     def narrowed(self) -> ModelConfig:
-        """The shard as a model of its own."""
+        """The config of the shard as a model of its own."""
         layers = self.layers
         sizes: dict[str, Any] = {
             "windows": self.config.windows[layers.start : layers.stop],

@@ -1,6 +1,7 @@
-"""The two layers that know of other ranks: their outputs are sums over a tensor-parallel group.
+"""The two layers whose outputs are summed over a tensor-parallel group (all-reduce).
 
-All other layers of a shard are ordinary ones of a smaller size (`shard.py`). A process on its own sums over itself.
+All other layers of a shard are ordinary ones of a smaller size (`shard.py`). In a single process the sum is the output
+itself.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ def alone(part: Tensor) -> Tensor:
 
 
 class RowParallelLinear(nn.Linear):
-    """A linear layer of which each rank has some of the inputs; the bias is added once, after the sum."""
+    """A linear layer split by input over the ranks; the bias is added once, after the sum."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool, total: Sum = alone) -> None:
         super().__init__(inputs, outputs, bias=bias)
@@ -31,9 +32,9 @@ class RowParallelLinear(nn.Linear):
 
 
 class VocabularyParallelEmbedding(nn.Embedding):
-    """An embedding of which each rank has the tokens from `first` on; the others' rows are zeros in the sum.
+    """An embedding split by token over the ranks, this one's from `first` on; other tokens add zeros to the sum.
 
-    Its table is not filled: drawing random numbers on the device `meta` makes torch import its compiler (a second).
+    The table is not initialised: drawing random numbers on the meta device makes torch import its compiler (a second).
     """
 
     def __init__(self, tokens: int, size: int, first: int = 0, total: Sum = alone) -> None:

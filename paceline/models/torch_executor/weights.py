@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to the parameters of `DecoderStack`: whose names are these of our parts."""
+"""Loads the tensors of a checkpoint into the parameters of `DecoderStack`, and maps their names."""
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ _FEED_FORWARD = {
 def load_weights(
     module: nn.Module, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, shard: Shard
 ) -> None:
-    """Give every parameter of `module` (made on the meta device) its shard of its tensor, one tensor after another."""
+    """Load the shard of every parameter of `module`, which is on the meta device, one tensor at a time."""
     tensors = {}
     for name, _ in module.named_parameters():
         stored = checkpoint.tensor(checkpoint_name(name))

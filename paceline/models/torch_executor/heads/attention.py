@@ -1,4 +1,4 @@
-"""Attention of anchors: each sees rows of its own document, and a few keys of its own besides."""
+"""Attention in training: queries of anchors attend to rows of their document, and to a few keys of their own."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,9 +16,9 @@ class Keys(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One document: which anchors are its own, which rows, and which of these each anchor sees [anchors, rows].
+    """One document: its anchors, its rows, and the mask [anchors, rows] of the rows that each anchor attends to.
 
-    Where `visible` is None, anchors are the rows, and each sees those up to its own.
+    A mask of None means that the anchors are the rows, with causal attention.
     """
 
     anchors: slice
@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 
 def parts_of(anchors: Tensor, lengths: Sequence[int]) -> list[Part]:
-    """The documents that have anchors; an anchor sees the rows of its document up to its own."""
+    """The documents that have anchors; an anchor attends to the rows of its document up to its own."""
     parts, start = [], 0
     for length in lengths:
         low, high = (int(torch.searchsorted(anchors, value)) for value in (start, start + length))
@@ -39,12 +39,12 @@ def parts_of(anchors: Tensor, lengths: Sequence[int]) -> list[Part]:
 
 
 def attend(query: Tensor, rows: Keys, own: Keys | None, parts: Sequence[Part], repeat: int = 1) -> Tensor:
-    """[S * repeat, heads * D] values mixed for the queries of S anchors, `repeat` queries each.
+    """Output of attention [S * repeat, heads * D] for S anchors with `repeat` queries each.
 
     Args:
         query: [S * repeat, heads, D].
-        rows: [N] of all documents.
-        own: [S * repeat, own keys, key heads, D] that each query sees besides.
+        rows: keys and values of the N rows of all documents.
+        own: additional keys and values of each query, [S * repeat, own keys, key heads, D].
     """
     mixed = []
     for part in parts:

@@ -1,4 +1,4 @@
-"""What the networks of several families share: norms, rotation, a decoder layer with the names of published files."""
+"""Modules that several families share: norms, rotation, a decoder layer with the names of published files."""
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ class Norm(nn.Module):
 
 
 def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
-    """A product whose weights start at random, with standard deviation 0.02."""
+    """A linear layer with normally distributed weights of standard deviation 0.02 and zero bias."""
     layer = nn.Linear(inputs, outputs, bias=bias)
     nn.init.normal_(layer.weight, std=0.02)
     if bias:
@@ -31,7 +31,7 @@ def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
 
 
 class Rotation(nn.Module):
-    """Rotary positions: pairs (i, i + D / 2) turned by position times frequency (Su et al. 2021)."""
+    """Rotary positions: pairs (i, i + D / 2) are rotated by position times frequency (Su et al. 2021)."""
 
     frequencies: Tensor
 
@@ -41,7 +41,7 @@ class Rotation(nn.Module):
         self.register_buffer("frequencies", torch.from_numpy(values).float(), persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [n, heads, D] turned as at `positions` [n]."""
+        """x [n, heads, D] rotated for `positions` [n]."""
         angles = positions.float()[:, None, None] * self.frequencies
         cosines, sines = angles.cos(), angles.sin()
         first, second = x.float().chunk(2, dim=-1)
@@ -49,7 +49,7 @@ class Rotation(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """The products of an attention layer over inputs of `inputs` values; who attends to what is the caller's."""
+    """The projections of an attention layer with input width `inputs`; the caller computes attention."""
 
     def __init__(self, config: ModelConfig, inputs: int) -> None:
         super().__init__()
@@ -65,12 +65,12 @@ class SelfAttention(nn.Module):
         self.rotate = Rotation(config)
 
     def queries(self, x: Tensor, positions: Tensor) -> Tensor:
-        """[n, heads, D] of x [n, inputs]."""
+        """Rotated queries [n, heads, D] of x [n, inputs]."""
         query = self.q_proj(x).view(-1, self.num_heads, self.head_dim)
         return self.rotate(self.q_norm(query) if hasattr(self, "q_norm") else query, positions)
 
     def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """[n, key heads, D] each, of x [n, inputs]."""
+        """Rotated keys and values [n, key heads, D] of x [n, inputs]."""
         key = self.k_proj(x).view(-1, self.num_key_heads, self.head_dim)
         value = self.v_proj(x).view(-1, self.num_key_heads, self.head_dim)
         return self.rotate(self.k_norm(key) if hasattr(self, "k_norm") else key, positions), value
@@ -100,20 +100,20 @@ class DecoderLayer(nn.Module):
         self.self_attn, self.mlp = SelfAttention(config, size), GatedFeedForward(config)
 
     def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention reads, and the residual, [n, hidden] each."""
+        """Input of attention and residual, [n, hidden] each."""
         return self.input_layernorm(x), x
 
     def leave(self, residual: Tensor, mixed: Tensor) -> Tensor:
-        """[n, hidden] from the residual and the values [n, heads * D] that attention mixed."""
+        """Output of the layer [n, hidden], from the residual and the output of attention [n, heads * D]."""
         x = residual + self.self_attn.o_proj(mixed)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class SharesTables(nn.Module):
-    """A network whose embedding and head rows are the target's, which are not saved, or its own.
+    """A network whose embedding and output head are its own or the target's; the target's are not saved.
 
     Args:
-        config: says which.
+        config: decides which (`owns_embedding`, `owns_head`).
         embedding: [vocabulary, hidden] of the target.
         rows: [draft vocabulary, hidden] of the target's head.
     """

@@ -1,4 +1,4 @@
-"""Blockwise parallel decoding (Stern et al. 2018, section 6): a feed-forward per place beside the target's head.
+"""Blockwise parallel decoding (Stern et al. 2018, section 6): a feed-forward per drafted position.
 
     logits_k = rows of the target's head times (h + down_k(relu(up_k(h))))
 
@@ -14,7 +14,7 @@ from paceline.models.torch_executor.heads.medusa import StateOnly
 
 
 class BlockwiseHead(nn.Module):
-    """The feed-forward of one place."""
+    """The feed-forward of one drafted position."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()

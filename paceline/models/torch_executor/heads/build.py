@@ -1,4 +1,4 @@
-"""`make_net`: a head's record as a network in torch."""
+"""`make_net`: the network of a head in torch."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from paceline.models.torch_executor.heads.nets import NETS
 
 
 def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> Any:
-    """The net of `record` beside `target`, in float32 on its device; on the CPU where the target runs on no device.
+    """The net of `record` in float32 on the device of `target`; on the CPU where the target has none.
 
     Raises:
-        UnsupportedModel: a family that does not run here.
-        InvalidParameter: another dtype.
-        CorruptWeights: a tensor is missing or left over.
+        UnsupportedModel: the family is not supported here.
+        InvalidParameter: the dtype is not ``auto`` or ``float32``.
+        CorruptWeights: a tensor is missing or superfluous.
     """
     if dtype not in ("auto", "float32"):
         raise InvalidParameter("dtype", f"{dtype!r} is not known to heads in torch", "use auto or float32")

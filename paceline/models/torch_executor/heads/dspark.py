@@ -1,10 +1,11 @@
-"""DFlash (2602.06036) and DSpark (2607.05147): a block of masks drafted in one pass beside keys made of taps.
+"""DFlash (2602.06036) and DSpark (2607.05147): a block of masks drafted in one pass, with context keys from taps.
 
     context keys and values, per layer: k_proj, v_proj of hidden_norm(fc(taps))
     block rows: embeddings of the anchor and of masks; each attends to the context and to the whole block
     logits = head(norm(x)), plus markov_w2 (markov_w1 of the token before) (DSpark)
 
-The confidence that a drafted token stands reads the place's state and the token before it, never the token drawn.
+The confidence that a drafted token is accepted reads the state of its position and the previous token, never the token
+itself.
 """
 
 import torch
@@ -16,7 +17,7 @@ from paceline.models.torch_executor.heads.blocks import DecoderLayer, Norm, Shar
 
 
 class MarkovHead(nn.Module):
-    """Logits by the token before, of low rank; starts at zero."""
+    """Low-rank logit bias that depends on the previous token; starts at zero."""
 
     def __init__(self, vocabulary: int, drafted: int, rank: int) -> None:
         super().__init__()
@@ -25,12 +26,12 @@ class MarkovHead(nn.Module):
         nn.init.zeros_(self.markov_w2.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[n, draft vocabulary] below `tokens` [n]."""
+        """Logit bias [n, draft vocabulary] after `tokens` [n]."""
         return self.markov_w2(self.markov_w1(tokens))
 
 
 class ConfidenceHead(nn.Module):
-    """Whether a place's token stands."""
+    """Predicts whether a drafted token is accepted."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class DSpark(SharesTables):
     """The network; arguments as `SharesTables`.
 
     Raises:
-        UnsupportedModel: a bias by the token before of another form than the plain one.
+        UnsupportedModel: the Markov head has another form than ``vanilla``.
     """
 
     def __init__(self, config: HeadConfig, embedding: Tensor, head: Tensor) -> None:
@@ -60,15 +61,15 @@ class DSpark(SharesTables):
             self.confidence_head = ConfidenceHead(size + (rank if config.confidence_markov else 0))
 
     def context(self, taps: Tensor) -> Tensor:
-        """[n, hidden] what the layers' keys and values are made of, from taps [n, number of taps, target's hidden]."""
+        """Input [n, hidden] of the layers' context keys and values, from taps [n, number of taps, target's hidden]."""
         return self.hidden_norm(self.fc(taps.flatten(1).float()).float())
 
     def bias(self, tokens: Tensor) -> Tensor | None:
-        """[n, draft vocabulary] below `tokens` [n]; None where the head has no such part."""
+        """Logit bias [n, draft vocabulary] after `tokens` [n]; None without a Markov head."""
         return self.markov_head(tokens) if self.config.markov_rank else None
 
     def confidence(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """[n] logits that the place's token stands, from states [n, hidden] and the tokens [n] before."""
+        """Acceptance logits [n] of drafted tokens, from their positions' states [n, hidden] and previous tokens [n]."""
         with_token = self.config.markov_rank and self.config.confidence_markov
         parts = [states, self.markov_head.markov_w1(tokens)] if with_token else [states]
         return self.confidence_head.proj(torch.cat(parts, dim=-1))[:, 0]

@@ -5,7 +5,7 @@
     y = r + attention(x);  y = y + mlp(post_attention_layernorm(y))      (r = g, or its norm)
     logits = head(norm(y)); a child is fed y, or norm(y) (3.1)
 
-State-dict names are those of `HeadRecord.tensors`. Who attends to what is the caller's: `nets.py` when serving,
+State-dict names are those of `HeadRecord.tensors`. The caller computes attention: `nets.py` when serving,
 `training/heads/rollout.py` when training.
 """
 
@@ -24,7 +24,7 @@ from paceline.models.torch_executor.heads.blocks import (
 
 
 class Eagle3Layer(nn.Module):
-    """The first layer: attention reads the token and the hidden state side by side."""
+    """The first layer, whose attention reads the concatenation of token embedding and hidden state."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -38,12 +38,12 @@ class Eagle3Layer(nn.Module):
         self._normed_residual = config.norm_before_residual
 
     def enter(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention reads [n, 2 hidden], and the residual [n, hidden]."""
+        """Input of attention [n, 2 hidden], and the residual [n, hidden]."""
         normed = self.hidden_norm(hidden)
         return torch.cat([self.input_layernorm(embedded), normed], dim=-1), normed if self._normed_residual else hidden
 
     def leave(self, residual: Tensor, mixed: Tensor) -> Tensor:
-        """[n, hidden] from the residual and the values [n, heads * D] that attention mixed."""
+        """Output of the layer [n, hidden], from the residual and the output of attention [n, heads * D]."""
         y = residual + self.self_attn.o_proj(mixed)
         return y + self.mlp(self.post_attention_layernorm(y))
 
@@ -80,10 +80,10 @@ class Eagle3(SharesTables):
         return self.fc(self.input_norm(flat) if self.config.norm_before_fc else flat).float()
 
     def enter(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What the first layer's attention reads, and the residual: rows of `tokens` [n] fed `hidden` [n, hidden]."""
+        """`Eagle3Layer.enter` for rows of `tokens` [n] with input states `hidden` [n, hidden]."""
         return self.layer.enter(self.embed(tokens), hidden)
 
     def finish(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """What the head reads, and what a child is fed, both [n, hidden]."""
+        """Input of the output head and input state of child rows, both [n, hidden]."""
         normed = self.norm(y)
         return normed, normed if self.config.norm_output else y

@@ -4,11 +4,11 @@
     y = r + attention(x);  y = y + mlp(post_attention_layernorm(y))      (r = x; the layer has no norm before attention)
     y_p is the target's hidden state at p + k, so logits = head(y_p) are of the token at p + k + 1
 
-Attention is causal between blocks of k rows and whole inside one (the paper's relaxed causal mask): row i sees row j
-where j // k <= i // k. The last k rows of a text are a block, whose outputs name the next k tokens; those, with the
-outputs as their hidden states, are the next block. The state of the LSTM runs through the whole text, in training as in
-serving, and is kept per row, so that it can go on from any of them. (The published code cannot run: its LSTM's output
-is used without taking it out of the pair that torch returns.)
+Attention is causal between blocks of k rows and full inside a block (the paper's relaxed causal mask): row i attends to
+row j where j // k <= i // k. The last k rows of a text are a block, whose outputs predict the next k tokens; those
+tokens, with the outputs as their hidden states, are the next block. The LSTM runs through the whole text, in training
+as in serving, and its state is kept per row, so that it can continue from any row. (The published code does not run: it
+uses the pair that torch's LSTM returns as if it were the output.)
 """
 
 from collections.abc import Sequence
@@ -57,16 +57,16 @@ class Falcon(SharesTables):
         return taps[:, 0].float()
 
     def enter(self, tokens: Tensor, hidden: Tensor) -> Tensor:
-        """[n, 2 hidden] what the LSTM reads: rows of `tokens` [n] fed `hidden` [n, hidden]."""
+        """Input of the LSTM [n, 2 hidden], from `tokens` [n] and input states `hidden` [n, hidden]."""
         return torch.cat([hidden.float(), self.embed(tokens)], dim=-1)
 
     def start(self, num: int) -> LstmState:
-        """The state before `num` texts."""
+        """The initial state of `num` texts."""
         zeros = torch.zeros(LSTM_LAYERS, num, self.lstm.hidden_size, device=self._weight("hh", 0).device)
         return LstmState(zeros, zeros)
 
     def step(self, entered: Tensor, before: LstmState) -> LstmState:
-        """One row of each of n texts: `entered` [n, 2 hidden], and the states of the rows before."""
+        """States after one row of each of n texts, from its input `entered` [n, 2 hidden] and the previous states."""
         outputs, cells, x = [], [], entered
         for number in range(LSTM_LAYERS):
             gates = self._gates_of_inputs(number, x) + before.outputs[number] @ self._weight("hh", number).T
@@ -77,16 +77,16 @@ class Falcon(SharesTables):
         return LstmState(torch.stack(outputs), torch.stack(cells))
 
     def read_whole(self, entered: Tensor, lengths: Sequence[int]) -> Tensor:
-        """[N, hidden] float32 upper states of all rows of whole texts, `entered` [N, 2 hidden] one after the other.
+        """Upper-layer outputs [N, hidden] float32 of all rows of whole texts with the concatenated inputs `entered`.
 
-        What `run` finds, by torch's own LSTM, which keeps no cells but has a backward pass over all rows at once (1.4 s
-        of a core for 2,200 rows of 576, where `run`'s takes 6.6). Texts are padded to the longest.
+        These are the outputs of `run` by torch's LSTM, which does not return the cells of all rows, but has a backward
+        pass over all rows at once (1.4 s of a core for 2,200 rows of 576, against 6.6 s). Texts are padded.
         """
         padded, _ = self.lstm(pad_sequence(list(entered.float().split(list(lengths)))))
         return torch.cat([padded[:length, i] for i, length in enumerate(lengths)])
 
     def run(self, entered: Tensor, lengths: Sequence[int]) -> LstmState:
-        """The states of all rows of whole texts, [N, 2 hidden] one after the other, from nothing."""
+        """The states of all rows of whole texts, from their concatenated inputs `entered` [N, 2 hidden]."""
         outputs, cells, x = [], [], entered
         for number in range(LSTM_LAYERS):
             output, cell = self._run_layer(number, x, lengths)
@@ -96,9 +96,9 @@ class Falcon(SharesTables):
         return LstmState(torch.stack(outputs), torch.stack(cells))
 
     def _run_layer(self, number: int, x: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Outputs and cells [N, hidden] of one layer: the inputs' products at once, then a row of each text at a time.
+        """Outputs and cells [N, hidden] of one layer: all input products at once, then a row of each text at a time.
 
-        Longer texts come first, so that those that still run are always the first ones.
+        Texts are sorted by length, longest first, so that the texts with rows left are always the first ones.
         """
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         starts = torch.tensor([sum(lengths[:i]) for i in order], device=x.device)

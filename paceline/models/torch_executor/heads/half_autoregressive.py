@@ -1,7 +1,7 @@
-"""Half-autoregressive heads at work in torch: `HalfAutoregressiveNet` around `Falcon`.
+"""`HalfAutoregressiveNet` in torch, for `Falcon`.
 
-Keys, values and states of the LSTM lie in the slots of pages, so a draft goes on from any row: the last committed one,
-or a node of a tree.
+Keys, values and LSTM states are stored per cache slot, so a draft can continue from any row: the last committed one, or
+a node of a tree.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class FalconCache(TorchKVCache):
         return super().num_bytes + self.states.nbytes
 
     def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """See `KVCache.move`; states go along."""
+        """See `KVCache.move`; LSTM states are moved, too."""
         super().move(sources, destinations)
         self.states[:, :, self._index(destinations)] = self.states[:, :, self._index(sources)]
 
@@ -88,6 +88,6 @@ class TorchHalfAutoregressiveNet:
 
 
 def _mixed(query: Tensor, cache: FalconCache, slots: Tensor) -> Tensor:
-    """[rows, heads * D] values of `slots`, all of which every row sees."""
+    """Output of attention [rows, heads * D], where every row attends to all of `slots`."""
     q, k, v = (one.transpose(0, 1)[None] for one in (query, cache.keys[0, slots], cache.values[0, slots]))
     return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)[0].transpose(0, 1).flatten(1)

@@ -1,4 +1,4 @@
-"""Medusa heads (Cai et al. 2024): head k names the token k + 2 places on, from the target's hidden state alone.
+"""Medusa heads (Cai et al. 2024): head k predicts the token k + 2 positions ahead from the target's hidden state alone.
 
     x = x + silu(W x + b), once per block;  logits_k = rows of the target's head, or of its own, times x
 
@@ -28,7 +28,7 @@ class MedusaHead(nn.Module):
 
 
 class StateOnly(nn.Module):
-    """Heads that look at the target's hidden state alone, one block per place.
+    """Heads that read only the target's hidden state, one block per drafted position.
 
     Args:
         config: of the head.
@@ -44,23 +44,23 @@ class StateOnly(nn.Module):
         self.register_buffer("head_rows", head, persistent=False)
 
     def width(self, level: int) -> int:
-        """Values of the state: the target's hidden state at every level."""
+        """Width of the state, which is that of the target's hidden state at every level."""
         return self.config.target.hidden_size
 
     def begin(self, hidden: Tensor) -> Tensor:
-        """[n, hidden] the state at the first level."""
+        """Initial states [n, hidden]."""
         return hidden.float()
 
     def step(self, level: int, state: Tensor, tokens: Tensor) -> Tensor:
-        """The state below `tokens`, which these heads do not read."""
+        """The next state, which is unchanged: these heads do not read `tokens`."""
         return state
 
     def read(self, level: int, hidden: Tensor) -> Tensor:
-        """[n, hidden] what the rows of head `level` are multiplied with, from hidden states [n, hidden]."""
+        """Input [n, hidden] of the output head of `level`, from hidden states [n, hidden]."""
         return self.blocks[level](hidden.float())
 
     def rows_of(self, level: int) -> Tensor:
-        """[draft vocabulary, hidden] of head `level`."""
+        """Output head [draft vocabulary, hidden] of `level`."""
         return self.head_rows
 
 

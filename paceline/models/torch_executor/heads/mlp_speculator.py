@@ -5,7 +5,7 @@
     logits = head_i(s)
 
 with sw = 0.5 ** (0.5 / steps) and ew = sqrt(1 - sw ** 2). Where embedding and head are the target's and the state has
-another width, `embed_proj` and `head_proj` stand between.
+another width, `embed_proj` and `head_proj` convert between the widths.
 """
 
 import torch
@@ -58,29 +58,29 @@ class MlpSpeculator(nn.Module):
         self.register_buffer("head_rows", head, persistent=False)
 
     def width(self, level: int) -> int:
-        """Values of the state that enters a level."""
+        """Width of the state that a level reads."""
         return self.config.inner_size if level else self.config.target.hidden_size
 
     def begin(self, hidden: Tensor) -> Tensor:
-        """[n, hidden] the state that the target's hidden states [n, hidden] are taken as."""
+        """Initial states [n, hidden] from the target's hidden states [n, hidden]."""
         hidden = hidden.float()
         if not self.config.scale_input:
             return hidden
         return functional.rms_norm(hidden, hidden.shape[-1:], eps=_EPS) / 2**0.5
 
     def step(self, level: int, state: Tensor, tokens: Tensor) -> Tensor:
-        """The state [n, inner] below `tokens` [n]."""
+        """The state [n, inner] after reading `tokens` [n]."""
         own = 0 if self.config.tied else level
         proj = self.proj[min(level, len(self.proj) - 1)]
         share = self.embedding_weight * (self.config.inner_size / 2) ** 0.5
         return functional.gelu(self.ln[own](proj(state) * self.state_weight + self._embed(own, tokens) * share))
 
     def read(self, level: int, state: Tensor) -> Tensor:
-        """[n, width of a head row] what the rows of the head are multiplied with."""
+        """Input [n, width of a head row] of the output head."""
         return self.head_proj(state) if hasattr(self, "head_proj") else state
 
     def rows_of(self, level: int) -> Tensor:
-        """[draft vocabulary, width] of the head at `level`."""
+        """Output head [draft vocabulary, width] of `level`."""
         if not self.config.owns_head:
             return self.head_rows
         return self.head[0 if self.config.tied else level].weight  # type: ignore[return-value]

@@ -1,7 +1,7 @@
-"""Draft heads at work in torch: the three shapes of `models/heads/nets.py` around the networks that are trained.
+"""The interfaces of `models/heads/nets.py` in torch, for the networks that are trained.
 
-The reference for faster ones, and what runs where the target runs in torch: on its device, whatever that is, with
-arrays in and arrays out. Attention reads pages.
+They are the reference for faster executors, and run on the device of a target that runs in torch. Inputs and outputs
+are NumPy arrays; attention reads paged keys and values.
 """
 
 from collections.abc import Callable
@@ -30,30 +30,30 @@ from paceline.models.torch_executor.heads.mlp_speculator import MlpSpeculator
 from paceline.models.torch_executor.heads.p_eagle import PEagle
 
 Mixes = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(queries [M, heads, D], keys and values [slots, key heads, D] of a layer) to values mixed [M, heads * D]."""
+"""Attention: (queries [M, heads, D], keys and values [slots, key heads, D] of a layer) to [M, heads * D]."""
 
 
 class OnDevice:
-    """A net with arrays in and arrays out."""
+    """A net whose inputs and outputs are NumPy arrays."""
 
     net: Any
 
     @cached_property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of its weights."""
         return next(self.net.parameters()).device
 
     def index(self, values: np.ndarray) -> Tensor:
-        """[n] int64 there."""
+        """`values` [n] as int64 on the device."""
         return torch.as_tensor(np.asarray(values), dtype=torch.long).to(self.device)
 
     def floats(self, values: np.ndarray) -> Tensor:
-        """[n, ..] float32 there."""
+        """`values` [n, ..] as float32 on the device."""
         return torch.from_numpy(np.ascontiguousarray(values, np.float32)).to(self.device)
 
 
 def fetched(tensor: Tensor) -> np.ndarray:
-    """`tensor` as an array."""
+    """`tensor` as a NumPy array."""
     return tensor.cpu().numpy()
 
 
@@ -63,7 +63,7 @@ def scored(read: Tensor, rows: Tensor) -> Tensor:
 
 
 class PagedNet(OnDevice):
-    """What nets with attention share: pages of keys and values."""
+    """Base of nets with attention, with a paged KV cache."""
 
     def __init__(self, record: HeadRecord, net: Any) -> None:
         self.record, self.net = record, net
@@ -77,7 +77,7 @@ class PagedNet(OnDevice):
     def through(
         self, x: Tensor, residual: Tensor, positions: Tensor, slots: Tensor, mixes: Mixes, cache: TorchKVCache
     ) -> Tensor:
-        """[M, hidden] after all layers, from what the first one's attention reads and its residual."""
+        """Output of all layers [M, hidden]; `x` and `residual` are the first layer's attention input and residual."""
         y = residual
         for number, layer in enumerate(self.net.layers):
             if number:
@@ -88,11 +88,11 @@ class PagedNet(OnDevice):
         return y
 
     def _each(self, taps: np.ndarray) -> Tensor:
-        """[n, taps, hidden]."""
+        """`taps` [n, taps * hidden] as a tensor [n, taps, hidden]."""
         return self.floats(taps).view(len(taps), len(self.record.config.taps), -1)
 
     def _layers(self, x: Tensor, residual: Tensor, rows: Rows, cache: TorchKVCache) -> Tensor:
-        """`through` of rows that the host knows."""
+        """As `through`, for a batch `rows` on the host."""
         mixes = partial(_attend, views=segment_views(rows, self.device))
         return self.through(x, residual, self.index(rows.positions), self.index(rows.slots), mixes, cache)
 
@@ -116,7 +116,7 @@ class TorchAutoregressiveNet(PagedNet):
         return self._output(rows, self.index(rows.token_ids), self.floats(hidden), cache)
 
     def _output(self, rows: Rows, tokens: Tensor, hidden: Tensor, cache: KVCache) -> NetOutput:
-        """A pass over `rows` that hold `tokens` [M] and are fed `hidden` [M, hidden]."""
+        """A pass over `rows` with `tokens` [M] and input states `hidden` [M, hidden]."""
         assert isinstance(cache, TorchKVCache)
         x, residual = self.net.enter(tokens, hidden)
         read, fed = self.net.finish(self._layers(x, residual, rows, cache))
@@ -134,7 +134,7 @@ class TorchParallelEagle(TorchAutoregressiveNet):
 
     @torch.inference_mode()
     def forward(self, rows: Rows, hidden: np.ndarray, cache: KVCache) -> NetOutput:
-        """See `AutoregressiveNet.forward`; rows fed with the mask state count as masks, whatever their token."""
+        """See `AutoregressiveNet.forward`; rows whose input is the mask state are masks, whatever their token."""
         fed = self.floats(hidden)
         masked = (fed == self._mask_state).all(dim=1)
         tokens = self.index(rows.token_ids).masked_fill(masked, self.net.mask_token)
@@ -187,7 +187,7 @@ class TorchStepNet(OnDevice):
 
     @torch.inference_mode()
     def begin(self, hidden: np.ndarray) -> np.ndarray:
-        """See `StepNet.begin`; states are as wide as the widest of them, the rest zeros."""
+        """See `StepNet.begin`; states are padded with zeros to the widest level."""
         return fetched(_widened(self.net.begin(self.floats(hidden)), self._width))
 
     @torch.inference_mode()
@@ -197,7 +197,7 @@ class TorchStepNet(OnDevice):
         return fetched(logits), fetched(state)
 
     def below(self, level: int, states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """`step` of tensors."""
+        """As `step`, for tensors."""
         state = self.net.step(level, states[:, : self.net.width(level)], tokens)
         logits = scored(self.net.read(level, state).float(), self.net.rows_of(level))
         return logits, _widened(state, self._width)
@@ -214,7 +214,7 @@ NETS: dict[str, tuple[type[nn.Module], type]] = {
     "mlp_speculator": (MlpSpeculator, TorchStepNet), "medusa": (Medusa, TorchStepNet),
     "blockwise": (Blockwise, TorchStepNet), "falcon": (Falcon, TorchHalfAutoregressiveNet),
 }  # fmt: skip
-"""Network and shape by family."""
+"""Network and its interface by family."""
 
 
 def _widened(state: Tensor, width: int) -> Tensor:
@@ -222,7 +222,7 @@ def _widened(state: Tensor, width: int) -> Tensor:
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, views: list[SegmentView]) -> Tensor:
-    """[M, heads * D] values mixed over the slots that each row sees."""
+    """Output of attention [M, heads * D] over the slots that each row attends to."""
     mixed = torch.empty_like(query)
     for view in views:
         q, k, v = (t.transpose(0, 1)[None] for t in (query[view.rows], keys[view.slots], values[view.slots]))

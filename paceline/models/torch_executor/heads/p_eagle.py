@@ -2,9 +2,9 @@
 
     row 0 of a chain: the last committed token and its place's g = fc(taps), as in EAGLE-3
     every further row: the mask token and g = fc(mask_hidden), one learnt vector for all places
-    each row sees the text's rows and the rows above it in its chain; logits = head(norm(y))
+    each row attends to the text's rows and to the earlier rows of its chain; logits = head(norm(y))
 
-The first layer is EAGLE-3's, further ones are plain decoder layers. Who attends to what is the caller's: `nets.py` when
+The first layer is EAGLE-3's, further ones are plain decoder layers. The caller computes attention: `nets.py` when
 serving, `training/heads/recipes/p_eagle.py` when training.
 """
 
@@ -31,11 +31,11 @@ class PEagle(Eagle3):
         self.mask_hidden = nn.Parameter(torch.randn(len(config.taps) * config.target.hidden_size))
 
     def mask_state(self) -> Tensor:
-        """[hidden] what the row of a mask is fed."""
+        """Input state [hidden] of a mask row."""
         return self.project(self.mask_hidden.view(1, len(self.config.taps), -1))[0]
 
     def enter_masks(self, count: int) -> tuple[Tensor, Tensor]:
-        """As `enter` for `count` rows of masks."""
+        """As `enter`, for `count` mask rows."""
         tokens = torch.full((1,), self.mask_token, device=self.mask_hidden.device)
         x, residual = self.enter(tokens, self.mask_state()[None])
         return x.expand(count, -1), residual.expand(count, -1)

@@ -44,16 +44,16 @@ def launch_model(
     timeout: float = 600.0,
     microbatch_rows: int = MICROBATCH_ROWS,
 ) -> ParallelModel:
-    """A model over `tensor_parallel_size` x `pipeline_parallel_size` processes, this one among them.
+    """A model over `tensor_parallel_size` x `pipeline_parallel_size` processes, including this one.
 
-    The others are of this machine, or where `elsewhere` says.
+    The others run on this machine, or where the context `elsewhere` starts them.
 
     Args:
         checkpoint: the weights; must be picklable, as readers of files are.
         layer_partition: layers of each pipeline stage; balanced by default, with `head_share` as of `Layout.of`.
         device: ``cpu``, or ``cuda``: rank r takes ``cuda:r``.
         dtype: ``float32``, ``bfloat16``, or ``auto``, see `choose_dtype`.
-        num_threads: of all ranks together, on a CPU; None takes all processors. Sets torch's threads of this process.
+        num_threads: total threads of all ranks on a CPU; None takes all processors. Sets this process's torch threads.
         timeout: seconds that ranks wait for each other, at the start and in the middle of a pass.
         microbatch_rows: least rows of a micro-batch of the pipeline.
 
@@ -82,7 +82,7 @@ def launch_model(
 
 
 def _own_devices(device: str, world_size: int) -> list[str]:
-    """Every rank has a machine, or a view of one, to itself."""
+    """Devices of ranks that each have a machine, or one visible GPU, to themselves."""
     if device not in ("cpu", "cuda"):
         raise InvalidParameter("device", f"{device!r} is one device for {world_size} ranks", "use cpu or cuda")
     return ["cpu" if device == "cpu" else "cuda:0"] * world_size

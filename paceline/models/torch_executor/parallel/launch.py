@@ -1,4 +1,4 @@
-"""Workers as processes of this machine: started, watched, and always ended; or as `elsewhere` starts them.
+"""Starts, watches and ends the worker processes of this machine, or workers that `elsewhere` starts.
 
 On other machines, whatever starts the processes calls `run_worker`.
 """
@@ -18,7 +18,7 @@ from paceline.errors import WorkerDied
 from paceline.models.torch_executor.parallel.worker import LOST_PEER, Assignment
 
 _GRACE = 5.0
-"""Seconds that workers get to end by themselves, and to report when one of them died."""
+"""Seconds that workers have to end by themselves, or to report after one of them died."""
 _REPORT_LINES = 30
 
 
@@ -43,7 +43,7 @@ class Elsewhere:
     """Where ranks other than 0 run.
 
     Attributes:
-        host: of this process, as the others reach it.
+        host: address of this process for the others.
         start: starts them.
     """
 
@@ -56,7 +56,7 @@ _elsewhere: Elsewhere | None = None
 
 @contextlib.contextmanager
 def elsewhere(where: Elsewhere) -> Iterator[None]:
-    """Models that this process launches meanwhile have their other ranks there, each with one device of its own."""
+    """A context in which the other ranks of launched models run at `where`, each with a device of its own."""
     global _elsewhere
     before, _elsewhere = _elsewhere, where
     try:
@@ -66,7 +66,7 @@ def elsewhere(where: Elsewhere) -> Iterator[None]:
 
 
 def current_elsewhere() -> Elsewhere | None:
-    """Where ranks are to run; None for processes of this machine."""
+    """The `Elsewhere` of the current context; None for processes of this machine."""
     return _elsewhere
 
 
@@ -93,7 +93,7 @@ class LocalWorkers:
         """Make sure that all are running.
 
         Raises:
-            WorkerDied: one is not; with what it last wrote.
+            WorkerDied: a process has ended; the message has its last output.
         """
         if any(process.poll() is not None for process in self._processes):
             raise self.obituary()
@@ -130,12 +130,12 @@ class LocalWorkers:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
         self._processes.append(process)
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once; check() tells of it
+        with contextlib.suppress(BrokenPipeError):  # it died at once; check() reports it
             process.stdin.write(pickle.dumps(assignment))
             process.stdin.close()
 
     def _culprit(self) -> int | None:
-        """Index of a worker that ended on its own account, not because of another's end."""
+        """Index of a worker that failed by itself rather than because another one ended; None for none."""
         statuses = [process.poll() for process in self._processes]
         return next((i for i, status in enumerate(statuses) if status not in (None, 0, LOST_PEER)), None)
 

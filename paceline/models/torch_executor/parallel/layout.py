@@ -1,6 +1,6 @@
-"""`Layout`: how a model is laid over processes, a grid of pipeline stages by tensor-parallel ranks.
+"""`Layout`: how a model is distributed over processes, in a grid of pipeline stages by tensor-parallel ranks.
 
-Rank r is tensor rank r % T of stage r // T: the ranks of a stage, which talk most, are neighbours. Rank 0 leads.
+Rank r is tensor rank r % T of stage r // T: the ranks of a stage, which communicate most, are neighbours.
 """
 
 import math
@@ -40,9 +40,9 @@ class Layout:
         """The layout with these degrees.
 
         Args:
-            layer_partition: layers of each stage; by default as even in weights as whole layers allow, the head
-                counted with the last stage.
-            head_share: how much of the head counts there, see `balanced_partition`.
+            layer_partition: number of layers of each stage; by default balanced by weights, with the head in the last
+                stage.
+            head_share: how much of the head counts for this, see `balanced_partition`.
 
         Raises:
             InvalidParameter: a degree that does not fit the model, or a partition that does not add up.
@@ -55,7 +55,7 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Processes in all."""
+        """Total number of processes."""
         return self.tensor_size * len(self.stages)
 
     def stage_of(self, rank: int) -> int:
@@ -68,22 +68,22 @@ class Layout:
         return range(first, first + self.tensor_size)
 
     def shard(self, rank: int) -> Shard:
-        """What `rank` holds."""
+        """The shard of `rank`."""
         return Shard(self.config, self.stages[self.stage_of(rank)], rank % self.tensor_size, self.tensor_size)
 
 
 def balanced_partition(config: ModelConfig, num_stages: int, head_share: float = 1.0) -> tuple[int, ...]:
-    """Layers per stage such that the heaviest stage is as light as it can be; a pipeline is as fast as its slowest.
+    """Number of layers per stage that minimises the weights of the largest stage, as the slowest one limits a pipeline.
 
-    Weights stand for time: a pass over few rows reads each of them once. The head belongs to the last stage, and the
-    embedding counts nothing, because only the rows' own entries of it are read.
+    Weights are a proxy for time, since a pass over few rows reads each of them once. The head counts for the last
+    stage; the embedding does not count, because only single rows of it are read.
 
     Args:
-        head_share: of the head's weights that count: 1 where passes decode, and nearly 0 where they read prompts, of
-            which the head sees one row.
+        head_share: share of the head's weights that counts: 1 for decoding, and nearly 0 for long prompts, for which
+            the head computes one row only.
 
     Raises:
-        InvalidParameter: more stages than layers, or none.
+        InvalidParameter: there are more stages than layers, or none.
     """
     layers = config.num_hidden_layers
     if not 1 <= num_stages <= layers:
@@ -107,7 +107,7 @@ def balanced_partition(config: ModelConfig, num_stages: int, head_share: float =
 
 
 def layer_weights(config: ModelConfig) -> list[int]:
-    """Numbers in the tensors of each layer."""
+    """Number of weights of each layer."""
     weights = [0] * config.num_hidden_layers
     for name, shape in tensor_shapes(config).items():
         number = next((part for part in name.split(".") if part.isdigit()), None)

@@ -1,11 +1,11 @@
-"""`Line`: threads that wait for each other in the order of their turns. Not for who gets which turn."""
+"""`Line`: a ticket lock, which lets threads proceed in the order of their tickets."""
 
 import itertools
 import threading
 
 
 class Line:
-    """Turns are numbers, handed out from 0 on; every one that was taken must be left once."""
+    """A queue of numbered turns from 0 on; every turn that was taken must be left exactly once."""
 
     def __init__(self) -> None:
         self._turns = itertools.count()
@@ -17,12 +17,12 @@ class Line:
         return next(self._turns)
 
     def wait_for(self, turn: int) -> None:
-        """Return when everybody before has left."""
+        """Wait until all earlier turns have been left."""
         with self._moved:
             self._moved.wait_for(lambda: self._first >= turn)
 
     def leave(self, turn: int) -> None:
-        """Let the next one go on, once those before have left too."""
+        """End `turn`; later ones can proceed once all before them have been left."""
         with self._moved:
             self._left.add(turn)
             while self._first in self._left:

@@ -1,7 +1,7 @@
-"""`Links`: what one rank can say to the others, over torch.distributed's gloo (CPU) or nccl (CUDA) groups.
+"""`Links`: communication of one rank with the others, over torch.distributed's gloo (CPU) or nccl (CUDA) groups.
 
-The groups are objects of this model alone: torch's global default group stays untouched, so several parallel models
-can live in one process. Commands go over gloo on every device; hidden states and sums over the device's own backend.
+The groups belong to one model: torch's global default group is not used, so one process can hold several parallel
+models. Commands use gloo on every device; hidden states and all-reduces use the device's own backend.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,11 +25,11 @@ _FOREVER = timedelta(days=365)
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the ranks of one model meet.
+    """The rendezvous of the ranks of one model.
 
     Attributes:
-        host, port: of rank 0's store; rank 0 may give port 0 to take a free one.
-        timeout: seconds that a rank waits for another in the middle of work, and for all to arrive.
+        host, port: address of rank 0's store; rank 0 may give port 0 to take a free one.
+        timeout: seconds that a rank waits for another during work, and for all to arrive.
     """
 
     host: str = LOOPBACK
@@ -37,10 +37,10 @@ class Rendezvous:
     timeout: float = 600.0
 
     def store(self, rank: int, world_size: int) -> TCPStore:
-        """The store that the ranks share; rank 0 serves it, the others come to it.
+        """The store that the ranks share; rank 0 serves it, the others connect to it.
 
         Raises:
-            ConnectionError: rank 0 is not there.
+            ConnectionError: rank 0 cannot be reached.
         """
         try:
             return TCPStore(self.host, self.port, world_size, rank == 0, timedelta(seconds=self.timeout), False)
@@ -49,11 +49,11 @@ class Rendezvous:
 
 
 Sent = list[tuple[Any, Tensor]]
-"""What is on its way: the work that waits for its arrival, and the tensor, which must live until then."""
+"""Sends in progress: each with its work handle and its tensor, which must live until the send has completed."""
 
 
 class Links:
-    """The groups of `rank`; made by every rank at the same time, because each waits for the others.
+    """The process groups of `rank`; all ranks must create them at the same time, because each waits for the others.
 
     Raises:
         ConnectionError: here and from every method, when a rank is gone or does not answer in time.
@@ -79,7 +79,7 @@ class Links:
         return part
 
     def send(self, tensor: Tensor, rank: int) -> None:
-        """Give a tensor to `rank`, which must receive in the order of sending. Returns before it has arrived."""
+        """Send a tensor to `rank`, which must receive in the order of sending. Returns before it has arrived."""
         if not tensor.numel():
             return
         tensor = tensor.contiguous()
@@ -95,25 +95,25 @@ class Links:
         return tensor
 
     def take_sent(self) -> Sent:
-        """What was sent and perhaps has not arrived, for `flush`; whoever takes it waits for it."""
+        """The sends that may still be in progress, to be passed to `flush` by the caller."""
         sent, self._sending = self._sending, []
         return sent
 
     def flush(self, sent: Sent) -> None:
-        """Wait until all of `sent` has arrived."""
+        """Wait until all sends in `sent` have completed."""
         with self._reached():
             for work, _ in sent:
                 work.wait()
 
     def wait_for_all(self) -> None:
-        """Go on when every rank has come here."""
+        """Barrier: wait until every rank has called this."""
         with self._reached():
             self._commands.barrier().wait()
 
     def tell(self, message: Message) -> None:
-        """Rank 0: give every rank its next command. Returns before they have it: they may be busy with another.
+        """On rank 0, send every rank its next command. Returns before they receive it, as they may be busy.
 
-        Each is told by itself. A broadcast goes from rank to rank, so that a busy one would keep the next waiting.
+        The command is sent to each rank separately. In a broadcast, a busy rank would delay the ranks after it.
         """
         parts = [part for part in (message.header(), message.payload()) if len(part)]
         with self._reached():
@@ -121,7 +121,7 @@ class Links:
                 self._sending += [(self._commands.send([part], rank, 0), part) for part in parts]
 
     def listen(self) -> Message:
-        """The other ranks: the next command, whenever it comes."""
+        """On the other ranks, wait for the next command without a time limit."""
         header = torch.empty(HEADER_LENGTH, dtype=torch.int64)
         with self._reached():
             self._commands.recv([header], 0, 0).wait(_FOREVER)
@@ -132,7 +132,7 @@ class Links:
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
-        """torch reports a rank that is gone or late as a RuntimeError."""
+        """A context that turns the RuntimeError of torch for a lost or late rank into a ConnectionError."""
         try:
             yield
         except RuntimeError as error:

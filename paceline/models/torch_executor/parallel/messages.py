@@ -1,6 +1,6 @@
-"""What rank 0 tells the others before each piece of work: a command and a few integer arrays, as two tensors.
+"""Messages from rank 0 to the others: a command and a few integer arrays, sent as two tensors.
 
-Tensors only, nothing is unpickled: what arrives cannot be code. Results travel as tensors of known shape (`links.py`).
+Nothing is unpickled, so a message cannot run code. Results are sent as tensors of known shape (`links.py`).
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _ROWS_FIELDS = [field.name for field in fields(Rows)]
 
 
 class Command(IntEnum):
-    """What the ranks can be told to do together."""
+    """Commands, which all ranks execute together."""
 
     FORWARD = 0
     NEW_CACHE = 1
@@ -40,7 +40,7 @@ class Message:
     arrays: tuple[np.ndarray, ...] = ()
 
     def header(self) -> Tensor:
-        """[HEADER_LENGTH] int64."""
+        """The header, [HEADER_LENGTH] int64."""
         shapes = [n for array in self.arrays for n in (array.shape if array.ndim == 2 else (len(array), -1))]
         header = np.zeros(HEADER_LENGTH, np.int64)
         header[: 2 + len(shapes)] = [self.command, len(self.arrays), *shapes]
@@ -53,7 +53,7 @@ class Message:
 
 
 def payload_length(header: Tensor) -> int:
-    """Numbers of the payload that `header` announces."""
+    """Number of integers in the payload after `header`."""
     return sum(rows * abs(columns) for rows, columns in _shapes(header))
 
 

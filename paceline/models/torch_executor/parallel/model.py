@@ -1,7 +1,7 @@
-"""`ParallelModel`: rank 0 of a parallel run, a `CausalLM` like any other for the engine around it.
+"""`ParallelModel`: rank 0 of a parallel run, which implements `CausalLM` for the engine.
 
-Rank 0 alone knows requests, drafts and verdicts. The other ranks see rows, moves of cache slots and nothing else, so
-they cannot disagree about an accepted token: there is one decision, and every rank's part of the cache follows it.
+Only rank 0 knows requests, drafts and verdicts. The other ranks receive rows and moves of cache slots, so ranks cannot
+disagree about an accepted token: there is one decision, and every rank's part of the cache follows it.
 """
 
 import math
@@ -35,13 +35,13 @@ MICROBATCH_ROWS = 64
 """Least rows of a micro-batch. Each part of a pass reads all weights again, which costs as much as some 25 rows in
 float32 on one processor. Two parts over two stages take as long as one below this many rows each, and less above."""
 _LEAST_READING = 0.1
-"""Share of a pass that is reading, at least, however long the sums took in which they were measured."""
+"""Smallest share of a pass that counts as reading weights, whatever the measured time of its all-reduces."""
 _POLL_SECONDS = 0.02
-"""Pause between two looks at whether all ranks have come."""
+"""Seconds between checks whether all ranks have arrived."""
 
 
 class ParallelCache:
-    """Keys and values that lie with the ranks; this end gives the orders."""
+    """Handle of a KV cache that is distributed over the ranks."""
 
     def __init__(self, number: int, num_pages: int, num_bytes: int, tell: Callable[..., Any]) -> None:
         self.number, self._num_pages, self._num_bytes, self._tell = number, num_pages, num_bytes, tell
@@ -53,7 +53,7 @@ class ParallelCache:
 
     @property
     def num_bytes(self) -> int:
-        """Over all ranks; key heads that several ranks hold count several times."""
+        """Bytes on all ranks; key heads that several ranks hold count several times."""
         return self._num_bytes
 
     def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
@@ -71,7 +71,7 @@ class ParallelModel:
 
     Args:
         assignment: of rank 0.
-        start_others: told where to meet; starts the other ranks here. Leave it out when they are started elsewhere
+        start_others: starts the other ranks, given the rendezvous. None when they are started by other means
             (`run_worker`, with the same rendezvous).
         microbatch_rows: least rows of a micro-batch; a pass is split into at most one per stage. May be changed.
 
@@ -117,7 +117,7 @@ class ParallelModel:
         return f"{type(self).__name__} {self.layout.tensor_size}x{len(self.layout.stages)}"
 
     def new_cache(self, num_pages: int) -> ParallelCache:
-        """An empty cache of `num_pages` pages, a part of it with every rank."""
+        """An empty cache of `num_pages` pages, of which every rank holds its part."""
         number, self._num_caches = self._num_caches, self._num_caches + 1
         self._tell(Command.NEW_CACHE, integers(number, num_pages))
         cache = ParallelCache(number, num_pages, self._cache_bytes(num_pages), self._tell)
@@ -125,7 +125,7 @@ class ParallelModel:
         return cache
 
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
-        """One pass over `rows` (see `CausalLM.forward`), in micro-batches where there are rows enough.
+        """One pass over `rows` (see `CausalLM.forward`), in micro-batches where there are enough rows.
 
         Raises:
             InvalidParameter: a cache of another executor, or a row or tap outside the model.
@@ -138,7 +138,7 @@ class ParallelModel:
         return LayerSubset(self, checked_layers(layers, self.config.num_hidden_layers))
 
     def run_layers(self, layers: Sequence[int], rows: Rows, cache: KVCache, taps: tuple[int, ...]) -> ForwardOutput:
-        """`forward` with only `layers` run; those that are left out have no taps."""
+        """As `forward`, but only `layers` are run; skipped layers have no taps."""
         if not isinstance(cache, ParallelCache):
             raise InvalidParameter("cache", f"is a {type(cache).__name__}", "make it with this model's new_cache")
         check_rows(self.config, rows, taps)
@@ -178,7 +178,7 @@ class ParallelModel:
         return True
 
     def chip(self, repeats: int = 20) -> Chip:
-        """See `RunsOnRanks`: what a pass over one row takes beyond its sums is the reading of weights."""
+        """See `RunsOnRanks`; the time of a pass over one row without its all-reduces counts as reading weights."""
         size = self.tensor_parallel_size
         joining = max(float(seconds[0]) for seconds in self._tell(Command.JOIN, integers(repeats)))
         seconds, weights = self.measure(build_rows([Part(range(1), 0, [0])]), repeats)
@@ -195,7 +195,7 @@ class ParallelModel:
         try:
             self._tell(Command.CLOSE)
         except WorkerDied:
-            return  # gone already, which is what was wanted
+            return  # the workers have ended already
         self._broken = WorkerDied("the model was closed; load it again")
         self._release(grace=True)
 
@@ -206,10 +206,10 @@ class ParallelModel:
         self.close()
 
     def _tell(self, command: Command, *arrays: np.ndarray) -> Any:
-        """Have every rank do `command`, this one included; what it does here.
+        """Have every rank execute `command`, and return the result of this rank.
 
-        Threads may call at once. Their commands reach every rank in one order; of passes only the first stage's part is
-        done before the next command is told, so that as many as there are stages can be under way.
+        Several threads may call at once; their commands reach all ranks in the same order. The next command is sent
+        when the first stage has finished its part of a pass, so that there can be one pass per stage at a time.
         """
         with self._door:
             if self._broken is not None:
@@ -239,7 +239,7 @@ class ParallelModel:
             self._line.leave(turn)
 
     def _drop_caches(self) -> tuple[Links, Rank]:
-        """Tell the others which caches nobody holds any more."""
+        """Have all ranks free the caches whose handles were garbage-collected; returns this rank's links and `Rank`."""
         if self._joined is None:
             raise WorkerDied("the model was ended by an earlier failure; load it again")
         links, rank = self._joined
@@ -254,7 +254,7 @@ class ParallelModel:
         """End the workers because of `error`.
 
         Raises:
-            WorkerDied: a rank that could not be reached was the matter; tells which, and its last words.
+            WorkerDied: the cause was an unreachable rank; the message names it and its last output.
         """
         with self._ending:
             if self._broken is not None:  # another thread was first
@@ -276,7 +276,7 @@ class ParallelModel:
             self.workers.stop(*(() if grace else (0,)))
 
     def _wait_for(self, store: Any, what: str, timeout: float) -> None:
-        """Return when every other rank has said `what` in the store."""
+        """Wait until every other rank has set its key `what` in the store. Raises WorkerDied after `timeout`."""
         deadline = time.monotonic() + timeout
         missing = list(range(1, self.layout.world_size))
         while missing := [rank for rank in missing if not store.check([ready_key(rank, what)])]:
@@ -294,7 +294,7 @@ class ParallelModel:
 
 
 class LayerSubset:
-    """A parallel model of which a pass runs some layers only; caches are those of the whole model."""
+    """A view of a parallel model that runs only some of its layers; caches are those of the whole model."""
 
     def __init__(self, model: ParallelModel, layers: tuple[int, ...]) -> None:
         self._model, self._layers = model, layers

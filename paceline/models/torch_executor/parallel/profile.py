@@ -1,4 +1,4 @@
-"""What a planner wants to know of a parallel model: seconds and weights of every stage, as its case files have them."""
+"""Measures the seconds and weights of every stage of a parallel model, for the case files of the placement planner."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +17,9 @@ class StageProfile:
 
     Attributes:
         tensor, pipeline: degrees.
-        latency: seconds of each stage for one request, by its slowest rank.
-        weight_mem: bytes of weights on each device of each stage, by its fullest rank.
-        batch_latency: the same seconds for several requests at once, by their number.
+        latency: seconds of each stage for one request, of its slowest rank.
+        weight_mem: bytes of weights per device of each stage, of its largest rank.
+        batch_latency: as `latency` for several requests in a pass, by their number.
     """
 
     tensor: int

@@ -1,7 +1,7 @@
-"""`Rank`: one rank at work. All ranks handle the same messages; what a message asks for ends up on rank 0.
+"""`Rank`: executes messages on one rank. All ranks handle the same messages; results are gathered on rank 0.
 
-Forward passes run as a pipeline of micro-batches: consecutive rows, since a row attends only to rows before it and to
-earlier passes, and every stage takes the micro-batches in order. Not the place for processes (`launch.py`).
+Forward passes run as a pipeline of micro-batches of consecutive rows, since a row attends only to rows before it and to
+earlier passes; every stage processes the micro-batches in order. Not for starting processes (`launch.py`).
 """
 
 import statistics
@@ -41,14 +41,14 @@ class Rank:
         self._caches: dict[int, TorchKVCache] = {}
 
     def handle(self, message: Message) -> Any:
-        """Do what `message` says. Rank 0 returns the result, the others None."""
+        """Execute `message`. Rank 0 returns the result, the others None."""
         return self.begin(message)()
 
     @torch.inference_mode()
     def begin(self, message: Message) -> Callable[[], Any]:
-        """Do this rank's own part of what `message` says; the rest, which waits for other ranks, is what is returned.
+        """Execute this rank's own part of `message`; the function returned waits for other ranks and gives the result.
 
-        Only a pass has such a rest: rank 0 may begin the next one before it asks for the results of this.
+        Only a pass has anything left to wait for: rank 0 may begin the next pass before it gathers the results of this.
         """
         arrays = message.arrays
         if message.command is not Command.FORWARD:
@@ -119,7 +119,7 @@ class Rank:
     def _gather(
         self, rows: Rows, taps: tuple[int, ...], states: dict[int, Tensor], logits: Tensor | None
     ) -> ForwardOutput | None:
-        """Bring the logits' shares and the tapped states to rank 0, which puts them together."""
+        """Send the shares of logits and the tapped states to rank 0, which assembles them."""
         config, layout = self._stage.shard.config, self._layout
         shape = (len(rows.token_ids), config.hidden_size)
         found = {}
@@ -138,7 +138,7 @@ class Rank:
     def _to_first(
         self, tensor: Tensor | None, shape: Sequence[int], rank: int, dtype: torch.dtype = torch.float32
     ) -> np.ndarray | None:
-        """On rank 0 `tensor` of `rank` as `dtype`; elsewhere send it, when it is this rank's."""
+        """On rank 0, return `tensor` of `rank` as `dtype`; on `rank`, send it; elsewhere do nothing."""
         own = self._links.rank
         if own == rank:
             assert tensor is not None
@@ -149,7 +149,7 @@ class Rank:
         return self._links.receive(shape, dtype, rank).cpu().numpy() if own == 0 else None
 
     def _collect(self, tensor: Tensor) -> list[np.ndarray] | None:
-        """On rank 0 every rank's `tensor`, which has the same shape everywhere; elsewhere None."""
+        """On rank 0, every rank's `tensor`, which has the same shape everywhere; elsewhere None."""
         world = range(self._layout.world_size)
         found = [self._to_first(tensor, tensor.shape, rank, tensor.dtype) for rank in world]
         self._links.flush(self._links.take_sent())
@@ -180,7 +180,7 @@ class Rank:
         return self._collect(torch.tensor([seconds, self._stage.num_bytes], dtype=torch.float64))
 
     def _join_seconds(self, repeats: int) -> float:
-        """Seconds of one sum of a row's hidden states over the ranks of this stage."""
+        """Median seconds of one all-reduce of a row's hidden states over the ranks of this stage."""
         x = torch.zeros(1, self._stage.shard.config.hidden_size, dtype=self._stage.dtype, device=self._stage.device)
         times = []
         for _ in range(repeats + 1):
@@ -192,7 +192,7 @@ class Rank:
         return statistics.median(times[1:])
 
     def _timed(self, rows: Rows, cache: TorchKVCache) -> float:
-        """Seconds of this stage's part of a pass, the sums over its ranks included, the wait for others not."""
+        """Seconds of this stage's part of a pass, including its all-reduces, excluding waits for other stages."""
         shard, size = self._stage.shard, len(rows.token_ids)
         x = torch.ones(size, shard.config.hidden_size, dtype=self._stage.dtype, device=self._stage.device)
         self._synchronize()
@@ -209,9 +209,9 @@ class Rank:
 
 
 def split_rows(rows: Rows, num_parts: int) -> Iterator[tuple[int, Rows]]:
-    """(first row, rows) of `num_parts` batches of consecutive rows, as even as can be.
+    """(first row, rows) of `num_parts` batches of consecutive rows, of sizes as equal as possible.
 
-    Running them one after another is the same pass: a row sees earlier rows and earlier passes only.
+    Running them in order is equivalent to one pass: a row attends to earlier rows and earlier passes only.
     """
     size = len(rows.token_ids)
     for i in range(num_parts):

@@ -1,7 +1,7 @@
-"""A rank other than 0: hold a shard, do what rank 0 says, leave when it says so or is gone.
+"""A rank other than 0: it holds a shard, executes the commands of rank 0, and ends on command or when rank 0 is gone.
 
-`run_worker` is for any launcher, a cluster's actors included; `python -m` of this module is what `launch.py` starts,
-with a pickled `Assignment` on standard input.
+`run_worker` is for any launcher, including cluster actors. `launch.py` runs this module with `python -m` and a pickled
+`Assignment` on standard input.
 """
 
 import os
@@ -21,20 +21,20 @@ from paceline.models.torch_executor.parallel.messages import Command
 from paceline.models.torch_executor.parallel.rank import Rank
 
 LOST_PEER = 75
-"""Exit status of a worker that ended because another rank did: nothing to report of its own."""
+"""Exit status of a worker that ended because another rank did, and so is not the cause of a failure."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Assignment:
-    """What a rank needs to know to join.
+    """Everything that a rank needs to join a parallel run.
 
     Attributes:
-        checkpoint: the weights; readers of files travel as their path.
-        layout: the grid.
-        rank: this rank's place in it.
-        meeting: where the ranks meet.
+        checkpoint: the weights; readers of files are pickled as their path.
+        layout: the layout of the model over ranks.
+        rank: the number of this rank.
+        meeting: the rendezvous of the ranks.
         device, dtype: as in `Stage`.
-        num_threads: of this rank's part of a pass; None leaves torch's own.
+        num_threads: torch threads of this rank; None keeps torch's default.
     """
 
     checkpoint: Checkpoint
@@ -46,23 +46,23 @@ class Assignment:
     num_threads: int | None = None
 
     def join(self, store: Any) -> tuple[Links, Rank]:
-        """Meet the other ranks and load the shard; returns when this rank is ready, not when all are.
+        """Connect to the other ranks and load the shard; returns when this rank is ready, not when all are.
 
         Raises:
-            ConnectionError: another rank did not come.
-            CorruptWeights, InvalidParameter: as `Stage`.
+            ConnectionError: another rank did not connect.
+            CorruptWeights, InvalidParameter: see `Stage`.
         """
         links = Links(self.layout, self.rank, self.meeting, store, torch.device(self.device))
         return links, Rank(self.checkpoint, links, self.device, self.dtype)
 
 
 def ready_key(rank: int, what: str) -> str:
-    """The store's entry by which `rank` says that it is ``here``, and later that its shard is ``loaded``."""
+    """The store's key that `rank` sets when it is ``here``, and later when its shard is ``loaded``."""
     return f"{what}/{rank}"
 
 
 def run_worker(assignment: Assignment) -> None:
-    """Serve rank 0 until it closes the model.
+    """Execute the commands of rank 0 until it closes the model.
 
     Raises:
         ConnectionError: rank 0 or another rank is gone.
