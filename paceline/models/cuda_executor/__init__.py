@@ -1,7 +1,7 @@
 """The executor for GPUs: the torch executor's layers over paged keys and values, in static shapes and CUDA graphs.
 
-Runs on CPU tensors as well, where graphs are run anew and tests can look at everything but the speed. Triton is
-imported where a kernel is first asked for, and not before.
+Runs on CPU tensors as well, for tests; a "graph" is then the function itself. Triton is imported when a kernel is first
+used.
 """
 
 from paceline.models.cuda_executor.model import CudaModel

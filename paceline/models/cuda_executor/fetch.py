@@ -1,7 +1,7 @@
-"""`Fetch`: tables from the device to the host, whose copies are waited for together and apart from later work.
+"""`Fetch`: asynchronous copies of tensors from the device to the host, with one event to wait for all of them.
 
-A copy to ordinary memory waits for all that was launched, and each for itself; those to pinned memory are followed by
-one event, and what was launched after it runs on.
+A copy to pageable memory waits for all work that was launched. Copies to pinned memory are followed by an event, so
+that waiting for them does not wait for work that was launched later.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ _ALIGNED = 16
 
 @dataclass(eq=False, slots=True)
 class Fetched:
-    """Copies on their way, to be waited for before the fetch after the next."""
+    """Copies in progress; they must be waited for before the fetch after the next one."""
 
     _copies: Sequence[Tensor]
     _done: "torch.cuda.Event | None"
 
     def wait(self) -> list[np.ndarray]:
-        """The tables, which nobody writes to any more."""
+        """Wait for the copies and return them; later fetches do not overwrite them."""
         if self._done is None:
             return [copy.numpy() for copy in self._copies]
         self._done.synchronize()
@@ -39,7 +39,7 @@ class Fetch:
         self._buffers: list[Tensor] = []
 
     def __call__(self, *tables: Tensor) -> Fetched:
-        """Start to copy `tables` as they will be when all that was launched so far is done."""
+        """Start to copy `tables`, with the contents that they have after all work launched so far."""
         sizes = [-(-table.nbytes // _ALIGNED) * _ALIGNED for table in tables]
         if self._device.type != "cuda" or sum(sizes) > _BYTES:
             return Fetched([table.to("cpu", copy=True) for table in tables], None)
@@ -53,5 +53,5 @@ class Fetch:
             copies.append(place.copy_(table, non_blocking=True))
             start += size
         done = self._events[self._turn]
-        done.record(torch.cuda.current_stream(self._device))  # by itself it goes to the current device's
+        done.record(torch.cuda.current_stream(self._device))  # the default would be the current device's stream
         return Fetched(copies, done)

@@ -1,13 +1,12 @@
-"""`Foreseen`: the next pass of requests that decode without drafts, launched before anybody asks for it.
+"""`Foreseen`: launches the next pass of greedy requests without drafts before the engine asks for it.
 
-Between two passes the host commits tokens, plans a step and packs its rows, and the device waits. The next step of
-greedy requests without drafts can be told from this one: the same rows one position on, whose tokens are the picks, and
-those are on the device. So that pass is launched before this one's picks are fetched, and the host works meanwhile.
-When the engine then asks for what was foreseen, or for some rows of it, the answers are on their way. When it asks for
-anything else, that pass was for nothing; what it wrote lies after everybody's last token, where whoever reads first
-writes.
+Between two passes the host commits tokens, plans a step and packs its rows while the device is idle. The next step of
+greedy requests without drafts is predictable: the same rows one position later, with the argmax tokens, which are on
+the device. So that pass is launched before the tokens of the current one are fetched, and the host works in parallel.
+If the engine then asks for the predicted rows, or some of them, the results are on their way. If it asks for anything
+else, that pass was wasted; it wrote only to slots after the last tokens, which are rewritten before they are read.
 
-Not for drawn tokens, whose noise the engine numbers, nor for drafts, which wait for verdicts.
+Not for sampled tokens, whose noise the engine numbers, nor for drafts, which wait for verification.
 """
 
 import time
@@ -24,7 +23,7 @@ from paceline.models.cuda_executor.passes import CudaKVCache, Launched, Passes
 from paceline.sampling.answered import Question
 
 _MEMORY = 1 / 8
-"""What the latest step counts for in what steps are usually like."""
+"""Weight of the latest step in the moving averages."""
 
 
 class Launch(Protocol):
@@ -37,12 +36,12 @@ class Launch(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Pass:
-    """A pass on its way.
+    """A pass that was launched.
 
     Attributes:
-        rows: what it computes, tokens included once they are known.
-        cache: over which, as long as somebody else keeps it; `changes` of it when the pass was launched.
-        number: of passes of the network, this one included, when it was launched.
+        rows: its rows, with tokens once they are known.
+        cache: weak reference to its cache; `changes` is that of the cache when the pass was launched.
+        number: number of passes of the network when it was launched, including this one.
         fetched: its peaks.
     """
 
@@ -54,21 +53,21 @@ class _Pass:
 
 
 class Foreseen:
-    """The plain passes of one model.
+    """Predicts and launches the plain passes of one model.
 
-    A pass is launched ahead while what that saves, the host's time between two steps as often as steps are as foreseen,
-    is more than what it costs otherwise, a pass for nothing. What that takes is measured first.
+    A pass is launched ahead if its expected saving, the host's time between two steps if the prediction is right,
+    exceeds its expected cost, a wasted pass if it is wrong. Both times and the rate of right predictions are measured.
 
     Args:
-        launch: starts one.
+        launch: starts a pass.
         has_recorded: whether a pass over these rows and this cache has its graph; see `Passes.has_recorded`.
-        passes: counts them.
-        fetch: brings peaks to the host; nobody else's.
-        max_positions: of the model.
-        clock: in seconds.
+        passes: counts passes.
+        fetch: copies peaks to the host; not shared with others.
+        max_positions: maximum position of the model.
+        clock: returns seconds.
 
     Attributes:
-        num_foreseen, num_taken: passes launched ahead, and those that were asked for then.
+        num_foreseen, num_taken: passes launched ahead, and those of them that the engine then asked for.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Foreseen:
         self.num_foreseen = self.num_taken = 0
 
     def peaks(self, rows: Rows, cache: CudaKVCache) -> np.ndarray:
-        """[K, 2] the largest logits of `rows`, which `is_plain`; waits for them."""
+        """Peaks [K, 2] of `rows`, for which `is_plain` holds; waits for the device."""
         self._expect(rows, cache)
         ahead, self._next = self._next, None
         own = None if ahead is None else _places(rows, cache, ahead)
@@ -106,7 +105,7 @@ class Foreseen:
         return peaks
 
     def _expect(self, rows: Rows, cache: CudaKVCache) -> None:
-        """Note whether this step is one that could have been foreseen, and how long the host took before it."""
+        """Update the averages: whether this step was predictable, and the host's time before it."""
         follows = (
             self._last is not None
             and self._last[:2] == (ref(cache), cache.changes)
@@ -121,21 +120,21 @@ class Foreseen:
         return _Pass(rows, ref(cache), cache.changes, self._passes.num_launched, self._fetch(peaks))
 
     def _begun_after(self, current: _Pass, rows: Rows, own: np.ndarray, cache: CudaKVCache) -> _Pass | None:
-        """The pass after `current`, of which `own` are the numbers of `rows`; None if it cannot be launched yet."""
-        if current.number != self._passes.num_launched:  # its picks are no longer on the device
+        """Launch the pass after `current`; `own` are the indices of `rows` in it. None if that is not possible yet."""
+        if current.number != self._passes.num_launched:  # its argmax tokens have been overwritten on the device
             return None
         following = self._following(rows, own)
         if following is None or not self._has_recorded(following, cache):
             return None
         try:
             begun = self._begun(following, cache, is_foreseen=True)
-        except RuntimeError:  # whoever asks for that pass will see what is wrong with it
+        except RuntimeError:  # the error will be raised when the engine asks for that pass
             return None
         self.num_foreseen += 1
         return begun
 
     def _following(self, rows: Rows, own: np.ndarray) -> Rows | None:
-        """The rows after `rows`, which are numbers `own` of a pass; None where a page is not known yet."""
+        """The rows one position after `rows`, whose indices in their pass are `own`; None if a page is unknown."""
         positions, numbers = rows.positions + 1, np.arange(len(own), dtype=np.int32)
         index = positions // PAGE_SIZE
         if positions.max() >= self._max_positions or index.max() >= rows.page_tables.shape[1]:
@@ -157,7 +156,7 @@ class Foreseen:
 
 
 def is_plain(rows: Rows, taps: tuple[int, ...], questions: Sequence[Question | None]) -> bool:
-    """Whether each request has one row, in its pages, and is asked for nothing but where its logits are largest."""
+    """Whether each request has one row, without branches or taps, and only its argmax is requested."""
     size = len(rows.slots)
     if taps or not size == len(rows.logit_rows) == len(rows.page_tables) or rows.branch_slots.size:
         return False
@@ -167,7 +166,7 @@ def is_plain(rows: Rows, taps: tuple[int, ...], questions: Sequence[Question | N
 
 
 def _places(rows: Rows, cache: CudaKVCache, ahead: _Pass) -> np.ndarray | None:
-    """Which rows of a foreseen pass `rows` are; None where one is not, or the cache has changed since."""
+    """Indices of `rows` in a pass launched ahead; None where one is not in it, or the cache has changed since."""
     if ahead.cache() is not cache or ahead.changes != cache.changes:
         return None
     known = ahead.rows

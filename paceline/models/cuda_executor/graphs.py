@@ -1,9 +1,8 @@
-"""`GraphCapture`: records what a pass does on a device, so that it can be run again with one call.
+"""`GraphCapture`: records the work of a pass on a device, so that it can be replayed with one call.
 
-A graph reads and writes the tensors it was recorded with: whoever runs it again fills its inputs first, and reads its
-outputs before the next run. On a GPU a graph is a CUDA graph; on a CPU, and in tests, the function itself is run and
-its results are written where the first ones were, so that outputs that are kept too long are as wrong there as on a
-GPU.
+A graph reads and writes the tensors it was recorded with: the caller fills its inputs before a replay, and reads its
+outputs before the next one. On a GPU a graph is a CUDA graph. On a CPU, and in tests, the function itself is run and
+its results are written to the same tensors, so that outputs that are kept too long are overwritten there as well.
 """
 
 from collections.abc import Callable
@@ -15,26 +14,26 @@ from torch import Tensor
 
 Outputs = tuple[Tensor, ...]
 Graph = Callable[[], Outputs]
-"""Runs what was recorded; the tensors it returns are the same ones every time."""
+"""Replays recorded work; it returns the same tensors every time."""
 
 
 class GraphCapture(Protocol):
     """Records functions that launch work on one device."""
 
     def __call__(self, run: Callable[[], Outputs]) -> Graph:
-        """What `run` launches, as a graph.
+        """Record the work that `run` launches as a graph.
 
-        `run` is called, perhaps more than once, with all its inputs in place. It must wait for nothing on the device,
-        and take its inputs from tensors that live as long as the graph.
+        `run` is called, possibly more than once, with all its inputs in place. It must not synchronise with the device,
+        and its inputs must be tensors that live as long as the graph.
         """
         ...
 
 
 class CudaGraphs:
-    """`torch.cuda.CUDAGraph`, one pool of memory for all graphs: only one runs at a time.
+    """Records with `torch.cuda.CUDAGraph`; all graphs share one memory pool, since only one runs at a time.
 
-    They are recorded on a stream of the device's own: torch's stream for recordings is one for the whole process, on
-    the device that first recorded, and work of another device would run at once in place of being recorded.
+    Each device has its own capture stream: torch's default capture stream belongs to the first device that recorded,
+    and work of another device would be executed rather than recorded.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -43,7 +42,7 @@ class CudaGraphs:
         self._aside = torch.cuda.Stream(device)
 
     def __call__(self, run: Callable[[], Outputs]) -> Graph:
-        """See `GraphCapture`; a first run compiles kernels and gives libraries their workspace, before recording."""
+        """See `GraphCapture`; a first run before recording compiles kernels and allocates workspaces of libraries."""
         aside, current = self._aside, torch.cuda.current_stream(self._device)
         aside.wait_stream(current)
         with torch.cuda.stream(aside):
@@ -64,7 +63,7 @@ class EagerGraphs:
     """A stand-in for devices without graphs.
 
     Attributes:
-        num_captured: graphs made so far.
+        num_captured: number of graphs recorded so far.
     """
 
     def __init__(self) -> None:
@@ -84,10 +83,10 @@ class EagerGraphs:
 
 
 def graphs_of(device: torch.device) -> GraphCapture:
-    """The graphs that `device` has."""
+    """The `GraphCapture` for `device`."""
     return CudaGraphs(device) if device.type == "cuda" else EagerGraphs()
 
 
 def on_device(device: torch.device) -> AbstractContextManager:
-    """While it is on, kernels and graphs go to `device`: Triton asks for the current one, whatever its arguments."""
+    """A context in which `device` is current: Triton launches on the current device, whatever its arguments."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,7 +1,7 @@
-"""`CudaModel`: the torch executor's layers over paged attention, one graph per number of rows.
+"""`CudaModel`: the torch executor's layers with paged attention and one CUDA graph per bucket of rows.
 
-A pass packs its rows on the host, copies them by one copy, and replays the graph of its bucket; nobody waits for the
-device until the logits are fetched. Mixtures of experts, and machines without Triton, run without graphs.
+A pass packs its rows on the host, moves them with one copy, and replays the graph of its bucket; the host waits for the
+device only to fetch the logits. Mixtures of experts, and machines without Triton, run without graphs.
 """
 
 from collections.abc import Sequence
@@ -49,10 +49,10 @@ class CudaModel(TorchModel):
         device: ``cuda``, ``cuda:0`` and so on, or ``cpu``.
         dtype: ``bfloat16``, ``float16``, ``float32``, ``gguf`` for a file's own blocks, widened to the activations'
             format in registers, or ``auto``, see `choose_dtype`.
-        attention: ``triton``, ``sdpa``, the twin ``by_position``, or ``auto``.
-        deterministic: products whose sums have one order, so that a row's logits are bitwise the same in every batch,
-            which takes longer. Without it libraries sum by the number of rows, and last digits of logits vary with it.
-        capture: makes graphs; by default what the device has.
+        attention: ``triton``, ``sdpa``, the reference ``by_position``, or ``auto``.
+        deterministic: use matrix products with a fixed order of summation, so that a row's logits are bitwise the same
+            in every batch; slower. Otherwise the order, and so the last digits of logits, depend on the number of rows.
+        capture: creates graphs; by default `graphs_of` the device.
 
     Raises:
         InvalidParameter: the device cannot be used, or an option is unknown.
@@ -108,7 +108,7 @@ class CudaModel(TorchModel):
 
     @property
     def description(self) -> str:
-        """What reports, and the names of cost profiles, call this executor and its device."""
+        """Name of this executor, its device and its options, for reports and cost profiles."""
         on = self._stage.device
         name = torch.cuda.get_device_name(on) if on.type == "cuda" else on.type
         return f"CudaModel on {name}, {self.attention}{', deterministic' if self.deterministic else ''}"
@@ -120,7 +120,7 @@ class CudaModel(TorchModel):
         return view
 
     def page_attention(self, rows: Rows, cache: KVCache) -> np.ndarray:
-        """See `WeighsPages`. Its attention is PyTorch's: keys that it writes again may differ in their last digit."""
+        """See `WeighsPages`. It uses PyTorch's attention: keys that it rewrites may differ in their last digit."""
         assert isinstance(cache, CudaKVCache)
         cache.changes += 1
         with on_device(self._stage.device):
@@ -134,7 +134,7 @@ class CudaModel(TorchModel):
         return self.passes.has_recorded(rows, cache, self._name(()))
 
     def _name(self, taps: tuple[int, ...]) -> tuple:
-        """Of the passes of these layers with these taps."""
+        """Key of the graphs of passes of these layers with these taps."""
         return taps, tuple(self._stage.running)
 
     def new_cache(self, num_pages: int) -> CudaKVCache:
@@ -155,7 +155,7 @@ class CudaModel(TorchModel):
     def forward_drawn(
         self, rows: Rows, cache: KVCache, taps: tuple[int, ...], questions: Sequence[Question | None]
     ) -> DrawnOutput:
-        """See `DrawsLaws`: questions go to the device before the pass, and only answers and wanted rows come back."""
+        """See `DrawsLaws`: questions are copied to the device before the pass, and only answers and rows come back."""
         if isinstance(cache, CudaKVCache) and is_plain(rows, taps, questions) and self.passes.fits(rows):
             peaks = self._foreseen.peaks(rows, cache)
             return DrawnOutput(read_answers(peaks, questions), np.empty((0, self.config.vocab_size), np.float32), {})
@@ -171,10 +171,10 @@ class CudaModel(TorchModel):
 
     @torch.inference_mode()
     def draft_greedy(self, rows: Rows, cache: KVCache, num_tokens: int) -> GreedyDraft:
-        """See `DraftsChains`: the pass over `rows` and the loop of the chains are a graph each; waits for the tokens.
+        """See `DraftsChains`: one graph for the pass over `rows` and one for the chains; waits for the tokens.
 
         Raises:
-            InvalidParameter: as `forward`.
+            InvalidParameter: see `forward`.
         """
         logits = self.launch(rows, cache).logits
         if self.attention == "sdpa":
@@ -186,7 +186,7 @@ class CudaModel(TorchModel):
         )
 
     def _chain_apart(self, rows: Rows, cache: KVCache, logits: Tensor, num_tokens: int) -> GreedyDraft:
-        """The chains below `logits` where masks are made on the host: a pass a level, each waited for."""
+        """The chains after `logits` without graphs (masks are made on the host): a pass per level, each waited for."""
         tokens, probs = [], []
         for level in [*levels_below(rows, num_tokens - 1), None]:
             columns, chances = likeliest(logits)
@@ -197,13 +197,11 @@ class CudaModel(TorchModel):
         return GreedyDraft(np.stack(tokens, axis=1), np.stack(probs, axis=1))
 
     def launch(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = (), *, is_foreseen: bool = False) -> Launched:
-        """Start a pass: what comes of it is good until the next pass.
-
-        Nothing waits for the device here. Errors as `forward`.
+        """Start a pass without waiting for the device; its outputs are valid until the next pass. Raises as `forward`.
 
         Args:
-            is_foreseen: token -1 - i is the likeliest after row i of the asked ones of the pass before. Its graph must
-                have been recorded.
+            is_foreseen: whether token -1 - i stands for the argmax of logit row i of the previous pass. The graph of
+                this pass must have been recorded.
         """
         if not isinstance(cache, CudaKVCache):
             raise InvalidParameter("cache", f"is a {type(cache).__name__}", "make it with this model's new_cache")
@@ -220,13 +218,13 @@ class CudaModel(TorchModel):
         return Launched(logits[:num_asked], tapped, peaks[:num_asked])
 
     def _compute(self, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], asked: int) -> Outputs:
-        """The logits of the first `asked` of the rows that are asked, their peaks, and the states of each tap."""
+        """The logits of the first `asked` logit rows, their peaks, and the states of each tap."""
         out = self.passes.place_of_logits(asked)
         logits, *states = self._through(placed.token_ids, placed, cache, taps, placed.logit_rows[:asked], out)
         return logits, self._peaks_of(logits), *states
 
     def _peaks_of(self, logits: Tensor) -> Tensor:
-        """`peaks_of`, noted on the device for the pass after this one."""
+        """`peaks_of` the logits, which are also kept on the device for the next pass."""
         if len(logits) > LARGEST:
             return peaks_of(logits)
         if self._fused is not None:
@@ -243,14 +241,14 @@ class CudaModel(TorchModel):
         return self._stage.embed_tokens(known, positions)
 
     def _below(self, placed: PagedRows, tokens: Tensor, cache: CudaKVCache) -> Outputs:
-        """The logits of all rows, which hold `tokens` [rows]."""
+        """The logits of all rows with the tokens `tokens` [rows]."""
         return self._through(tokens, placed, cache, (), torch.arange(len(tokens), device=tokens.device), None)
 
     def _through(
         self, tokens: Tensor, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], asked: Tensor,
         out: Tensor | None,
     ) -> Outputs:  # fmt: skip
-        """Logits [K, vocab] of the rows `asked` [K], perhaps in `out`, and the states of each tap."""
+        """Logits [K, vocab] of the rows `asked` [K], in `out` where possible, and the states of each tap."""
         with row_invariant(self._stage.device) if self.deterministic else nullcontext():
             stage, attend = self._stage, attention_over(self.attention, placed)
             x, where = self._embedded(tokens, placed.positions), (placed.positions, placed.slots, attend, cache)

@@ -1,9 +1,9 @@
-"""`PagedRows`: a flat batch as a kernel reads it, packed into one array of 32-bit numbers so that one copy moves it.
+"""`PagedRows`: a batch in the layout of the attention kernel, packed into one int32 array that one copy moves.
 
-A row finds the slot of its key number j in `flat`: while j is below `natural`, at `first_page + j / PAGE_SIZE` the
-page; from there on, at `first_branch + j - natural` the slot itself. Rows of one segment that see nothing but pages are
-taken together as a *tile*, which reads each key once for all of them; a row of a tree's branch is a tile of its own.
-Not for the copy itself (`staging.py`).
+`flat` holds the locations of a row's keys: for key j below `natural` the page, at index `first_page + j / PAGE_SIZE`;
+for later keys the slot itself, at index `first_branch + j - natural`. Rows of one segment without branch slots form a
+*tile*, which reads each key once for all of them; a row of a tree branch is a tile of its own. Not for the copy itself
+(`staging.py`).
 """
 
 from dataclasses import dataclass
@@ -18,21 +18,21 @@ FIELDS: tuple[str, ...] = (
     "token_ids", "positions", "slots", "first_page", "natural", "lengths", "first_branch", "logit_rows", "tile_rows",
     "tile_sizes",
 )  # fmt: skip
-"""The packed array begins with one line of B numbers for each; `flat` follows."""
+"""The packed array begins with one line of B numbers per field, followed by `flat`."""
 SPLIT_KEYS = 256
-"""Keys that one program of the kernel reads: enough splits of long contexts to fill a device, few enough to add up."""
+"""Keys that one program of the kernel reads; small enough that long contexts fill a device."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PagedRows:
-    """B rows on a device, the last of which may be padding: they write to a spare slot, see nothing, are asked nothing.
+    """B rows on a device. The last ones may be padding, which writes to a spare slot, has no keys and no logits.
 
     Attributes:
         token_ids, positions, slots: [B] int32, as of `Rows`.
-        first_page, first_branch: [B] int32, places in `flat`.
-        natural: [B] int32, how many leading keys lie in pages.
-        lengths: [B] int32, keys that the row sees.
-        logit_rows: [B] int32, rows whose logits are asked for, then zeros.
+        first_page, first_branch: [B] int32, indices into `flat`.
+        natural: [B] int32, number of leading keys that are found by page.
+        lengths: [B] int32, number of keys that the row attends to.
+        logit_rows: [B] int32, rows whose logits are requested, then zeros.
         tile_rows, tile_sizes: [B] int32, first row and number of rows of each tile; the number is 0 after the last.
         flat: [n] int32, page tables and slots of branches.
         num_splits: splits of `SPLIT_KEYS` keys that the longest row has, or more.
@@ -109,10 +109,10 @@ def pack_flat(rows: Rows, flat: np.ndarray) -> None:
 
 
 def levels_below(rows: Rows, num_levels: int) -> list[Rows]:
-    """The rows of chains below the rows whose logits are asked, one batch a level; their tokens are not known yet.
+    """The rows of chains that continue the logit rows, one batch per level; their tokens are not known yet.
 
-    Level l, from 1, has the rows l positions after the asked ones, at their places in the pages of the same segments.
-    All rows of a level are asked.
+    Level l, from 1, has the rows l positions after the logit rows, in the slots of those positions in the same
+    segments. All rows of a level are logit rows.
     """
     at, segments = rows.positions[rows.logit_rows], rows.segments[rows.logit_rows]
     numbers = np.arange(len(at), dtype=np.int32)

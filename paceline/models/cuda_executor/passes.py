@@ -1,7 +1,7 @@
-"""`Passes`: passes over rows in static shapes, each shape recorded once; and chains of passes that pick their tokens.
+"""`Passes`: passes over rows in static shapes, each shape recorded once as a graph, and greedy chains of passes.
 
-A network is a function of staged rows; what it is (`model.py`, `heads/`) is not known here. Nobody waits for the device
-but whoever fetches what comes out, a chain's tokens among it.
+A network is a function of staged rows, defined in `model.py` and `heads/`. The host waits for the device only to fetch
+outputs, e.g. the tokens of a chain.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,16 +22,16 @@ from paceline.models.torch_executor.cache import TorchKVCache
 from paceline.models.torch_executor.model import Taps
 
 Compute = Callable[[PagedRows, int, Sequence[Tensor]], Outputs]
-"""(rows, how many of the asked ones count, tensors [rows, n] that go in with them) to logits [asked, n] and others."""
+"""(rows, number of logit rows, input tensors [rows, n]) to logits [logit rows, n] and other outputs."""
 Below = Callable[[PagedRows, Tensor, Sequence[Tensor]], Outputs]
-"""(rows, their tokens [rows], states of the rows above them) to logits [rows, n] and states of all rows."""
+"""(rows, their tokens [rows], states of their parents) to logits [rows, n] and states of all rows."""
 
 
 class CudaKVCache(TorchKVCache):
     """Paged keys and values, a spare slot for padded rows, and the graphs that were recorded over them.
 
     Attributes:
-        changes: how often anything was written so far.
+        changes: number of writes so far.
     """
 
     def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -52,7 +52,7 @@ class CudaKVCache(TorchKVCache):
 
 
 class Launched(NamedTuple):
-    """What comes of a pass, on the device.
+    """Outputs of a pass, on the device.
 
     Attributes:
         logits: [K, vocab] float32.
@@ -69,15 +69,15 @@ class Passes:
     """The passes of one network.
 
     Args:
-        config: of its layers.
-        num_logits: columns of its logits.
-        device: where it is.
-        attention: of its layers.
-        capture: makes graphs; by default what the device has.
+        config: config of its layers.
+        num_logits: number of columns of its logits.
+        device: its device.
+        attention: name of the attention of its layers.
+        capture: creates graphs; by default `graphs_of` the device.
 
     Attributes:
-        records: whether passes are recorded at all.
-        num_launched: so far.
+        records: whether passes are recorded as graphs.
+        num_launched: number of passes so far.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class Passes:
     def run(
         self, rows: Rows, cache: CudaKVCache, name: tuple, compute: Compute, fed: Sequence[np.ndarray] = ()
     ) -> Outputs:
-        """What `compute` makes of `rows`, on the device and perhaps of more rows than these; good until the next pass.
+        """Outputs of `compute` for `rows`, on the device and possibly with padding rows; valid until the next pass.
 
         Args:
-            name: tells this function from others over the same cache.
-            fed: arrays [M, n] float32 that go in with the rows.
+            name: distinguishes `compute` from other functions over the same cache.
+            fed: input arrays [M, n] float32 of the rows.
         """
         asked = len(rows.logit_rows)
         self._count(cache)
@@ -119,14 +119,14 @@ class Passes:
             )  # fmt: skip
 
     def fits(self, rows: Rows) -> bool:
-        """Whether a pass over `rows` is recorded, or was."""
+        """Whether a pass over `rows` can be run as a graph."""
         return self.records and self._staging.fits(rows)
 
     def has_recorded(self, rows: Rows, cache: CudaKVCache, name: tuple) -> bool:
-        """Whether there is a graph for a pass over `rows`, so that `run` computes it once.
+        """Whether there is a graph for a pass over `rows`, so that `run` executes it only once.
 
-        What is recorded runs before and is run again, and a pass that reads what the pass before it left on the device
-        would then read what it left itself.
+        Recording executes the pass more than once; a pass that reads results of the previous pass from the device
+        would then read its own.
         """
         return self.fits(rows) and _key(rows, name) in cache.graphs
 
@@ -138,12 +138,12 @@ class Passes:
         self, rows: Rows, cache: CudaKVCache, name: tuple, begun: Outputs, num_tokens: int, below: Below,
         ids: Tensor | None = None,
     ) -> GreedyDraft:  # fmt: skip
-        """Chains of `num_tokens` likeliest tokens below the asked rows of `rows`, as one graph; waits for them.
+        """Greedy chains of `num_tokens` tokens after the logit rows of `rows`, as one graph; waits for the tokens.
 
         Args:
-            begun: logits [asked, n] and states [asked, ..] of those rows.
+            begun: logits [logit rows, n] and states [logit rows, ..] of those rows.
             below: a pass over one level.
-            ids: [n] the tokens that columns of logits stand for; None where these are the tokens.
+            ids: [n] token ids of the columns of logits; None where columns are token ids.
         """
         size, levels = len(rows.logit_rows), levels_below(rows, num_tokens - 1)
         self._count(cache)
@@ -158,7 +158,7 @@ class Passes:
     def _chained(
         self, levels: Sequence[Rows], cache: CudaKVCache, name: tuple, begun: Outputs, below: Below, ids: Tensor | None
     ) -> Tensor:
-        """The table of `_picked`, of the rows of `levels` and perhaps more."""
+        """The table of `_picked` for `levels`, possibly with padding rows."""
         splits = num_splits(levels[-1])
         if not (self.records and self._staging.fits_levels(levels)):
             return _picked(begun, self._staging.place_levels_apart(levels, cache.spare_slot, splits), below, ids)
@@ -176,7 +176,7 @@ class Passes:
         self, cache: CudaKVCache, key: tuple, compute: Callable[[Sequence[Tensor]], Outputs], fed: Sequence[Tensor],
         num_rows: int, gives_logits: bool = True,
     ) -> Outputs:  # fmt: skip
-        """Run the graph of this name, which is recorded the first time, over `fed`, padded to `num_rows`."""
+        """Run the graph with this key, recording it the first time, on the inputs `fed` padded to `num_rows`."""
         if key not in cache.graphs:
             static = [torch.zeros(num_rows, *one.shape[1:], dtype=one.dtype, device=self.device) for one in fed]
             _fill(static, fed)
@@ -187,7 +187,7 @@ class Passes:
         return graph()
 
     def place_of_logits(self, count: int) -> Tensor | None:
-        """[count, columns] where logits of all graphs go, so that each need not keep its own; None for too many."""
+        """The buffer [count, columns] that all graphs share for their logits; None for more than `LARGEST` rows."""
         if count > LARGEST or not self.records:
             return None
         if not len(self._logits):
@@ -207,13 +207,13 @@ class Passes:
 
 
 def _key(rows: Rows, name: tuple) -> tuple:
-    """Of the graph of a pass over `rows`: (*name, rows, asked ones and splits that it has room for)."""
+    """Key of the graph of a pass over `rows`: (*name, bucket of rows, of logit rows, number of splits)."""
     bucket = cast(int, bucket_of(len(rows.token_ids)))
     return (*name, bucket, asked_bucket(len(rows.logit_rows), bucket), num_splits(rows))
 
 
 def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """([n] the likeliest columns of logits [n, m], the first on ties; [n] their probabilities at temperature 1)."""
+    """(argmax [n] of logits [n, m], the first on ties; their probabilities [n] at temperature 1)."""
     peak, column = logits.max(dim=-1)
     return column, (peak - logits.logsumexp(dim=-1)).exp()
 

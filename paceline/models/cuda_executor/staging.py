@@ -1,7 +1,7 @@
-"""`Staging`: brings the rows of a pass to the device, by one copy, into the same tensors every time.
+"""`Staging`: moves the rows of a pass to static tensors on the device with one copy.
 
-Passes of up to `LARGEST` rows are padded to one of `BUCKETS`, so that few shapes occur and each can be a graph. Larger
-ones, which are prompts, get tensors of their own. Not for what the numbers mean (`paged_rows.py`).
+Passes of up to `LARGEST` rows are padded to one of `BUCKETS`, so that few shapes occur and each can be a CUDA graph.
+Larger passes (prompts) get new tensors. Not for the meaning of the packed numbers (`paged_rows.py`).
 """
 
 from bisect import bisect_left
@@ -19,7 +19,7 @@ BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320)
 LARGEST = BUCKETS[-1]
 _MOST_SEGMENTS = 64
 _MOST_ASIDE = 64
-"""Pages that a request has, and slots of branches that a row has, beyond its positions."""
+"""Room for pages of a request, and branch slots of a row, in addition to those of its positions."""
 
 
 def bucket_of(num_rows: int) -> int | None:
@@ -28,7 +28,7 @@ def bucket_of(num_rows: int) -> int | None:
 
 
 def asked_bucket(num_asked: int, bucket: int) -> int:
-    """Rows whose logits are computed when `num_asked` of `bucket` rows are asked: none, few or all."""
+    """Number of rows whose logits are computed for `num_asked` logit rows of a bucket: none, a few or all."""
     few = min(BUCKETS[6], bucket)
     return 0 if not num_asked else few if num_asked <= few else bucket
 
@@ -37,8 +37,8 @@ class Staging:
     """The static tensors of one model's passes.
 
     Args:
-        config: bounds the pages of a request.
-        device: where they go; on a GPU copies come from pinned memory and nobody waits for them.
+        config: limits the pages of a request.
+        device: device of the tensors; on a GPU copies are asynchronous, from pinned memory.
     """
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
@@ -67,7 +67,7 @@ class Staging:
         return self._views[bucket, splits]
 
     def fits_levels(self, levels: Sequence[Rows]) -> bool:
-        """Whether `place_levels` finds room."""
+        """Whether `levels` fit the static tensors for `place_levels`."""
         bucket = bucket_of(len(levels[0].token_ids))
         return bucket is not None and _levels_size(levels, bucket) <= self._capacity
 
@@ -81,21 +81,21 @@ class Staging:
         return PagedRows.levels(self._static, bucket, splits, len(levels))
 
     def place_levels_apart(self, levels: Sequence[Rows], spare_slot: int, splits: int) -> list[PagedRows]:
-        """Any such batches, in tensors of their own."""
+        """As `place_levels` for batches of any size, in new tensors."""
         size = len(levels[0].token_ids)
         packed = np.empty(_levels_size(levels, size), np.int32)
         _pack_levels(levels, size, spare_slot, packed)
         return PagedRows.levels(torch.from_numpy(packed).to(self._device), size, splits, len(levels))
 
     def place_apart(self, rows: Rows, spare_slot: int, tile_size: int, splits: int) -> PagedRows:
-        """Any `rows`, as many as there are, in tensors of their own."""
+        """As `place` for any number of rows, without padding, in new tensors."""
         size = len(rows.token_ids)
         packed = np.empty(packed_size(rows, size), np.int32)
         pack(rows, size, spare_slot, tile_size, packed)
         return PagedRows.of(torch.from_numpy(packed).to(self._device), size, splits)
 
     def _writable(self) -> np.ndarray:
-        """The memory that copies come from, once the latest copy has been made."""
+        """The host buffer, after waiting for its latest copy to complete."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._host.numpy()

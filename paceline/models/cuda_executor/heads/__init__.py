@@ -1,1 +1,1 @@
-"""Draft heads beside a target on a GPU: the torch executor's networks over paged attention, greedy chains as graphs."""
+"""Draft heads on a GPU: the torch executor's networks with paged attention, and greedy chains as CUDA graphs."""

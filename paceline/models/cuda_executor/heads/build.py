@@ -1,4 +1,4 @@
-"""`make_net`: a head's record as a net beside a `CudaModel`."""
+"""`make_net`: the network of a head for a target that is a `CudaModel`."""
 
 from typing import Any
 
@@ -21,10 +21,10 @@ _FORMATS = ("auto", "float32", "bfloat16", "float16")
 def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> Any:
     """The net of `record` on the target's device.
 
-    Falcon and P-EAGLE, and every head where the target's attention is PyTorch's, runs as in torch, in float32.
+    Falcon and P-EAGLE, and all heads if the target uses PyTorch's attention, run as in the torch executor, in float32.
 
     Args:
-        dtype: of its matrices and keys; ``auto`` as the target's activations.
+        dtype: dtype of its matrices and keys; ``auto`` is that of the target's activations.
 
     Raises:
         UnsupportedModel, CorruptWeights: as `torch_executor.heads.build.make_net`.
@@ -53,7 +53,7 @@ def draft_dtype(record: HeadRecord) -> str:
 
 
 def _tables(model: CudaModel, target: LoadedModel) -> tuple[Tensor, Tensor]:
-    """The target's own embedding and head on its device, or in blocks' case the file's in its activations' format."""
+    """The target's embedding and head on its device; if it stores them in blocks, dequantised copies of the file's."""
     stack = model.stack
     embedding, head = getattr(stack.embedding, "weight", None), getattr(stack.head, "weight", None)
     if embedding is None or (stack.head is not None and head is None):

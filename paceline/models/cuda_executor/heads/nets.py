@@ -1,7 +1,7 @@
-"""Heads at work on a GPU: passes in static shapes and graphs, greedy chains in one or two of them.
+"""Draft heads on a GPU: passes in static shapes as CUDA graphs, greedy chains in one or two graphs.
 
-The networks and the arithmetic are `torch_executor/heads/`'s; what is put in its place is the attention, over the pages
-of `paged_rows.py`, and who waits for whom. Not for Falcon, whose rows follow from each other one by one.
+The networks are those of `torch_executor/heads/`; attention (over the pages of `paged_rows.py`) and synchronisation are
+replaced. Not for Falcon, whose rows are sequential.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ from paceline.models.torch_executor.heads.nets import (
 
 
 class _Paged(PagedNet):
-    """What both kinds of nets with attention share.
+    """Base of nets with attention.
 
     Args:
         record, net: as of `PagedNet`.
@@ -56,7 +56,7 @@ class _Paged(PagedNet):
         return CudaKVCache(self.layer, num_pages, self.device, self._dtype)
 
     def _mixes(self, placed: PagedRows) -> Mixes:
-        """Attention over what `placed` rows see, in the format of keys and values."""
+        """Attention of the rows `placed`, in the dtype of keys and values."""
         attend = attention_over(self._passes.attention, placed)
         form = AttentionForm(self.layer.head_dim**-0.5)
 
@@ -103,7 +103,7 @@ class CudaAutoregressiveNet(_Paged, TorchAutoregressiveNet):
         return scored(read, self.net.rows), fed
 
     def _run(self, placed: PagedRows, tokens: Tensor, hidden: Tensor, cache: CudaKVCache) -> tuple[Tensor, Tensor]:
-        """What the head reads, and what rows below are fed, [M, hidden] each."""
+        """Input of the output head and input states of child rows, [M, hidden] each."""
         x, residual = self.net.enter(tokens.long(), hidden)
         return self.net.finish(self._pass(x, residual, placed, cache))
 
@@ -119,11 +119,11 @@ class CudaBlockNet(_Paged, TorchBlockNet):
 
     @torch.inference_mode()
     def draft_greedy(self, rows: Rows, cache: KVCache) -> GreedyDraft:
-        """The likeliest token of each asked place of each block, below that of the place before.
+        """A greedy chain per block: each position's argmax, given the token drafted at the previous position.
 
         Args:
-            rows, cache: as for `forward`; `rows.logit_rows` names the places that draft, the same number per block, and
-                a block's first row holds its anchor.
+            rows, cache: as for `forward`; `rows.logit_rows` are the positions that draft, the same number per block,
+                and a block's first row is its anchor.
         """
         blocks, count = len(rows.page_tables), len(rows.logit_rows)
         anchors = self.index(rows.token_ids[:: len(rows.token_ids) // blocks])  # sent before the pass: a copy waits
@@ -132,7 +132,7 @@ class CudaBlockNet(_Paged, TorchBlockNet):
         return read_table(self._picked(by_place, anchors))
 
     def _picked(self, by_place: Sequence[Tensor], before: Tensor) -> Tensor:
-        """[2, places, blocks] float64: tokens of the places in turn, and their probabilities."""
+        """[2, positions, blocks] float64: tokens drafted position by position, and their probabilities."""
         tokens, probs = [], []
         for logits in by_place:
             added = self.net.bias(before)
@@ -152,7 +152,7 @@ class CudaBlockNet(_Paged, TorchBlockNet):
 
 
 class CudaStepNet(TorchStepNet):
-    """See `StepNet`; a whole chain is a graph for each number of requests and of tokens."""
+    """See `StepNet`; a whole chain is one graph per bucket of requests and number of tokens."""
 
     def __init__(self, record: HeadRecord, net: Any, capture: GraphCapture) -> None:
         super().__init__(record, net)
@@ -188,6 +188,6 @@ class CudaStepNet(TorchStepNet):
 
 
 def read_table(table: Tensor) -> GreedyDraft:
-    """The draft of a table [2, levels, requests] of tokens and probabilities; waits for it."""
+    """The draft in a table [2, levels, requests] of tokens and probabilities; waits for the device."""
     tokens, probs = fetched(table)
     return GreedyDraft(tokens.T.astype(np.int32), probs.T.astype(np.float32))

@@ -1,4 +1,4 @@
-"""Weights of a head in the target's number format; what is added, normed and compared stays float32."""
+"""Stores the weights of a head in the target's dtype; sums, norms and logits stay in float32."""
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ class StoredLinear(nn.Module):
 
 
 def store(net: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """`net` with its matrices, tables and lent rows in `dtype`; norms stay as they are."""
+    """`net` with its matrices, tables and shared head rows in `dtype`; norms keep their dtype."""
     if dtype == torch.float32:
         return net
     for name, layer in list(net.named_modules()):

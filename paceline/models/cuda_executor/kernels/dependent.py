@@ -1,17 +1,16 @@
 """Programmatic dependent launch: a kernel begins while the one before it runs, and waits for it where it must.
 
-In a pass over few rows a kernel runs for microseconds, a good part of which is its beginning. GPUs since compute
-capability 9.0 let blocks of the next kernel be placed as soon as every block of this one has said so. Kernels that
-leave most of a device idle say so at once, and products when they have read their weights. (Fetching weights to the
-second-level cache before the wait, line by line or in bulk, made passes on an H100 slower the more was fetched.)
+In a pass over few rows a kernel runs for microseconds, a large part of which is launch overhead. From compute
+capability 9.0 on, blocks of the next kernel can be scheduled as soon as every block of this one has allowed it. Kernels
+that leave most of a device idle allow it at once, and products after reading their weights. (Prefetching weights to the
+L2 cache before the wait, line by line or in bulk, made passes on an H100 slower.)
 
-Before its wait a kernel reads nothing but weights, and what was on the device before the first kernel of the pass that
-can wait: of the kernels before it, the latest may still be writing. It writes after its wait, so that what any earlier
-kernel wrote is complete then, and no longer read.
+Before its wait a kernel reads only weights and data that was on the device before the pass, because the previous kernel
+may still be writing. It writes only after its wait, when all earlier kernels have finished reading and writing.
 """
 
 # pyright: reportOptionalCall=false
-# Without the two functions no kernel is told to wait.
+# Without the two functions no kernel is launched with waits.
 
 from functools import cache
 from typing import Any
@@ -47,6 +46,6 @@ def wait_for_inputs(WAITS: tl.constexpr) -> None:
 
 @triton.jit
 def let_next_begin(WAITS: tl.constexpr) -> None:
-    """Once every block has called this, blocks of the next kernel may be placed."""
+    """Allow blocks of the next kernel to be scheduled, once every block of this one has called it."""
     if WAITS:
         gdc_launch_dependents()

@@ -1,7 +1,7 @@
-"""The beginning and the end of a pass: hidden states of tokens, angles of positions, and where logits are largest.
+"""Kernels for the beginning and the end of a pass: embeddings, rotary angles, and the argmax of logits.
 
-A row's token may be the pick of a row of the pass before, which has not left the device. The slow twins are torch's
-embedding, `torch_executor/layers.row_angles` and `laws.peaks_of`.
+A row's token may be the argmax of a row of the previous pass, which is still on the device. The reference functions are
+torch's embedding, `torch_executor/layers.row_angles` and `laws.peaks_of`.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
@@ -93,7 +93,7 @@ def row_angles(positions: Tensor, inverse_frequencies: Tensor, factor: float = 1
 
 
 def peaks_of(logits: Tensor, picks: Tensor) -> Tensor:
-    """See `laws.peaks_of`; where each row's largest logit is goes to `picks` [rows or more] int32 as well."""
+    """See `laws.peaks_of`; the argmax of each row is also written to `picks` [rows or more] int32."""
     rows, columns = logits.shape
     chunks = triton.cdiv(columns, _CHUNK)
     table = torch.empty(rows, 2, device=logits.device, dtype=torch.float64)

@@ -1,8 +1,8 @@
-"""What lies between the products of a layer, a few kernels in place of some forty: norms, turned heads, activations.
+"""Fused kernels between the products of a layer, in place of some forty kernels: norms, rotation, activations.
 
-In a pass over few rows each kernel takes longer to begin than to compute, so their number is what such a pass costs.
-Every program takes a row, or a piece of one, whose size is the model's: results do not depend on the number of rows.
-Rounding is that of the layers in `torch_executor/layers.py`, which are the slow twins.
+In a pass over few rows launching a kernel takes longer than running it, so their number decides the cost of a pass.
+Every program processes a row, or a piece of fixed size of one, so results do not depend on the number of rows. Rounding
+is that of the layers in `torch_executor/layers.py`, which are the reference.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -167,14 +167,14 @@ def rms_norm(
     x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None, bias: Tensor | None = None,
     asked: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(x + added + bias, its norm) over the last dimension of x [M, n]; x itself where nothing is added.
+    """(x + added + bias, its RMS norm) over the last dimension of x [M, n]; x itself where nothing is added.
 
-    The sum is in the format of x, which may be wider; the norm in that of `weight`, by which it is multiplied.
+    The sum has the dtype of x, which may be wider than that of the norm, the dtype of `weight`.
 
     Args:
         added: [M, n], or [parts, M, n] the parts of a sum.
-        bias: [n] only beside `added`.
-        asked: [k] rows of x [M, n]; where given, these rows' norms [k, n] only, and x comes back as it is.
+        bias: [n], only together with `added`.
+        asked: [k] indices of rows; if given, only the norms [k, n] of these rows are computed, and x is returned as is.
     """
     flat = x.contiguous()
     columns = x.shape[-1]
@@ -200,12 +200,12 @@ def place_heads(
     query: Tensor, key: Tensor, value: Tensor, norms: tuple[Tensor, Tensor, float] | None,
     angles: tuple[Tensor, Tensor], slots: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """[M, H, D] the queries turned by their rows' angles; keys, turned, and values go to the rows' slots.
+    """Rotated queries [M, H, D]; rotated keys and the values are written to the rows' slots.
 
     Args:
-        query, key, value: [M, heads * D] each, or [parts, M, heads * D] the parts of a sum, cut from one tensor.
-        norms: weights [D] of queries and of keys, and eps; None without.
-        angles: cosines and sines [M, 1, R] float32, as of `Pass`.
+        query, key, value: [M, heads * D] each, or [parts, M, heads * D] the parts of a sum, views into one tensor.
+        norms: norm weights [D] of queries and of keys, and eps; None without norms.
+        angles: cosines and sines [M, 1, R] float32, see `Pass`.
         slots: [M]. keys, values: [slots, K, D] of the layer.
         bias: of queries, keys and values, one after another.
     """

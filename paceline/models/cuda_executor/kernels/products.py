@@ -1,14 +1,14 @@
-"""Products of few rows, as one Triton kernel whose sums have one order.
+"""Matrix products of few rows, as one Triton kernel with a fixed order of summation.
 
 Such a product takes as long as reading its weights. Where few outputs would leave most of a device idle, the inner
-dimension is cut in a fixed number of parts, whose sums stay apart (`partials`): the kernel that comes after adds them
-up in order, and is there anyway (`entries.py`). A gated activation is taken along.
+dimension is split into a fixed number of parts (split-K), whose sums are stored separately (`partials`); the next
+kernel adds them up in order (`entries.py`). A gated activation is fused.
 
-Row invariance: tiles and parts go by the weights' shape alone and each part is summed from front to back, whatever the
-number of rows (He et al. 2025, Defeating nondeterminism in LLM inference). Libraries choose both by the number of rows;
-for many rows they are faster.
+Row invariance: tiles and parts depend on the weights' shape alone and each part is summed from front to back, whatever
+the number of rows (He et al. 2025, Defeating nondeterminism in LLM inference). Libraries choose both by the number of
+rows; for many rows they are faster.
 
-The slow twins are in `invariant.py` and `torch_executor/layers.py`.
+The reference functions are in `invariant.py` and `torch_executor/layers.py`.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -26,25 +26,25 @@ from paceline.models.cuda_executor.kernels.dependent import dependent, let_next_
 from paceline.models.cuda_executor.kernels.entries import acted
 
 NARROW = 16
-"""Rows of a tile, the fewest that matrix units take: up to so many, a product takes as long as one of a single row."""
+"""Rows of a tile, the minimum for tensor cores: up to this number, a product takes as long as one of a single row."""
 _PROGRAMS = 128
-"""As many as have work on a large device at once."""
+"""Number of programs that keep a large device busy."""
 _MANY_OUTPUTS = 8192
 _MOST_PARTS = 5
-"""More take longer to add up than they save."""
+"""Most parts; more take longer to add up than they save."""
 _COLUMNS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product is cut.
+    """Tiling of a product.
 
     Attributes:
-        outputs, inputs: of a tile.
-        stages: tiles on their way at once.
-        warps: of a program.
-        parts: of the inner dimension.
-        reads_early: weights of the first tile are read before the rows are there.
+        outputs, inputs: size of a tile.
+        stages: pipeline stages, i.e. tiles that are loaded ahead.
+        warps: warps of a program.
+        parts: parts of the inner dimension.
+        reads_early: whether weights of the first tile are read before the input rows are ready.
     """
 
     outputs: int

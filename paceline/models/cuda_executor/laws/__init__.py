@@ -1,7 +1,7 @@
-"""Warp, race and verification of many rows at once, as tensors: answers to the questions of `sampling/answered.py`.
+"""Logit processing, sampling and verification of many rows on the device, for the questions of `sampling/answered.py`.
 
-Everything is done entry by entry, by exact integers, or by sums in one order, so that a row's answer does not depend on
-the rows beside it. numpy's `Warper`, `Law` and `CounterRandomness` are the twins.
+All operations are elementwise, in exact integers, or sums in a fixed order, so that a row's answer does not depend on
+the rows of its batch. The NumPy classes `Warper`, `Law` and `CounterRandomness` are the reference.
 """
 
 from paceline.models.cuda_executor.laws.answers import answers_of, peaks_of, read_answers

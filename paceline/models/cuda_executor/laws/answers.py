@@ -1,4 +1,4 @@
-"""Answers to questions about laws, many rows at once; the arithmetic of `Law` and of the race, on dense rows."""
+"""Answers to questions about sampling distributions, many rows at once, with the arithmetic of `Law` on dense rows."""
 
 from collections.abc import Sequence
 
@@ -16,18 +16,18 @@ _ARGMAX, _PEAK, _PICK, _BEST = range(4)
 
 
 def peaks_of(logits: Tensor) -> Tensor:
-    """[rows, 2] float64: where the largest of logits [rows, vocab] is, the first on ties, and how large."""
+    """[rows, 2] float64: argmax (the first on ties) and maximum of logits [rows, vocab]."""
     peak, argmax = logits.max(dim=-1)
     return torch.stack([argmax.double(), peak.double()], dim=1)
 
 
 def answers_of(logits: Tensor, peaks: Tensor, wide: Wide | None) -> Tensor:
-    """[rows, n] float64 on the device; see `read_answers`.
+    """The table of answers [rows, n] float64 on the device, for `read_answers`.
 
     Args:
         logits: [rows, vocab] float32.
-        peaks: [rows, 2] what `peaks_of` says of them.
-        wide: the questions that take more than that.
+        peaks: [rows, 2], `peaks_of` the logits.
+        wide: the questions that need more than the peaks.
     """
     if wide is None:
         return peaks
@@ -58,7 +58,7 @@ def _drawn(scores: Tensor, own: Sampled) -> tuple[Tensor, Tensor]:
 
 
 def _refused(law: Tensor, trials: Trials) -> Tensor:
-    """norm(max(0, p - q)) of the rows that have a trial, p itself where nothing is left; see `Law.residual`."""
+    """norm(max(0, p - q)) for the rows that have a trial, p itself where that is zero; see `Law.residual`."""
     left = law.clone()
     left.view(-1)[trials.places] = (law.view(-1)[trials.places] - trials.probs).clamp_min(0)
     mass = ordered_sum(left)
@@ -68,7 +68,7 @@ def _refused(law: Tensor, trials: Trials) -> Tensor:
 
 
 def read_answers(table: np.ndarray, questions: Sequence[Question | None]) -> list[Answer | None]:
-    """The answers of `answers_of`, on the host now, to the questions about its rows."""
+    """The answers to `questions` in a table of `answers_of` that was copied to the host."""
     return [None if each is None else _answer(line, each) for line, each in zip(table.tolist(), questions, strict=True)]
 
 

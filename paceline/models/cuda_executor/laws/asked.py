@@ -1,6 +1,6 @@
-"""`Wide`: the questions about the rows of one pass as tensors on the device, sent there before the pass begins.
+"""`Wide`: the questions about the rows of one pass as tensors, copied to the device before the pass begins.
 
-A copy from ordinary memory waits for whatever the device is doing, so nothing is copied once the pass runs.
+A copy from pageable memory waits for the work on the device, so nothing is copied while the pass runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,12 +19,12 @@ Move = Callable[[np.ndarray], Tensor]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RowEdits:
-    """`Edits` of several of w rows of `size` logits; places are row * size + token.
+    """`Edits` of w rows of `size` logits; places are flat indices row * size + token.
 
     Attributes:
-        biased, bias: [b] places, and what is added there.
+        biased, bias: [b] places, and the biases added there.
         penalised, repetition, subtracted: [k] places and the penalties there.
-        forbidden: [n] places.
+        forbidden: [n] places of forbidden tokens.
         masked, allowed: [g] rows, and [g, size] bool which tokens these allow.
     """
 
@@ -39,7 +39,7 @@ class RowEdits:
 
     @classmethod
     def of(cls, edits: Sequence[Edits | None], size: int, move: Move) -> "RowEdits":
-        """Of w rows in order."""
+        """The edits of w rows in order."""
         own = [(row, each.within(size)) for row, each in enumerate(edits) if each is not None]
         masks = [(row, each.allowed) for row, each in own if each.allowed is not None]
         allowed = np.zeros((len(masks), size), bool)
@@ -59,11 +59,11 @@ class RowEdits:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Trials:
-    """The trials with one number of s sampled rows.
+    """The trials at one position in the sequences of trials of s sampled rows.
 
     Attributes:
-        rows: [c] those that have one. tokens: [c] the token tried.
-        places, probs: [m] row * size + token, and the chance there under the law that the token was drawn from.
+        rows: [c] rows that have such a trial. tokens: [c] the tokens tried.
+        places, probs: [m] flat indices row * size + token, and the draft probabilities there.
     """
 
     rows: Tensor
@@ -85,12 +85,12 @@ class Trials:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Sampled:
-    """The s questions about laws above temperature 0.
+    """The s questions with a temperature above 0.
 
     Attributes:
-        places: [s] which of the wide questions.
-        temperature, min_p, top_k, top_p: [s, 1]. keys: [s]. truncates: whether any is cut by top_k or top_p.
-        trials: one for each number.
+        places: [s] indices into the w questions of `Wide`.
+        temperature, min_p, top_k, top_p: [s, 1]. keys: [s]. truncates: whether any row uses top_k or top_p.
+        trials: one `Trials` for each position.
     """
 
     places: Tensor
@@ -104,7 +104,7 @@ class Sampled:
 
     @classmethod
     def of(cls, wide: Sequence[Question], size: int, move: Move) -> "Sampled | None":
-        """Of those `wide` questions that ask for a draw; None when none does."""
+        """The questions among `wide` that require sampling; None when none does."""
         places = [place for place, each in enumerate(wide) if each.temperature > 0]
         own = [wide[place] for place in places]
         if not own:
@@ -125,12 +125,12 @@ class Sampled:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Wide:
-    """The w questions about rows of logits that take more than the largest one.
+    """The w questions that need more than the argmax of their row of logits.
 
     Attributes:
-        places: [w] which rows.
-        edits: of them, None when nothing is edited.
-        sampled: of them, None when all are greedy.
+        places: [w] indices of their rows.
+        edits: edits of their logits; None when there are none.
+        sampled: the questions that require sampling; None when all are greedy.
     """
 
     places: Tensor
@@ -139,7 +139,7 @@ class Wide:
 
     @classmethod
     def of(cls, questions: Sequence[Question | None], size: int, device: torch.device) -> "Wide | None":
-        """Of what is asked of rows of `size` logits in order, None of some; None when the largest logits are enough."""
+        """The questions (or None) about rows of `size` logits in order; None when the argmax answers all of them."""
 
         def move(values: np.ndarray) -> Tensor:
             return torch.from_numpy(values).to(device)

@@ -1,7 +1,7 @@
 """The counter-based noise of `sampling/randomness.py` for many keys at once, bit for bit the same.
 
-splitmix64 (Steele, Lea and Flood 2014) on signed 64-bit integers: sums and products wrap as unsigned ones do, and
-shifts have the sign's copies masked away.
+splitmix64 (Steele, Lea and Flood 2014) on signed 64-bit integers: sums and products wrap as unsigned ones do, and right
+shifts are masked to be logical.
 """
 
 from collections.abc import Sequence
@@ -37,5 +37,5 @@ def exponentials(keys: Tensor, vocab_size: int) -> Tensor:
 
 
 def _shifted(words: Tensor, places: int) -> Tensor:
-    """`words` moved right, zeros coming in."""
+    """`words` after a logical right shift."""
     return (words >> places) & ((1 << (64 - places)) - 1)
