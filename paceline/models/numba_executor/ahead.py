@@ -1,7 +1,7 @@
-"""Kernels compiled before they are needed, while weights are still fetched and converted.
+"""Compiles kernels before they are needed, while weights are still downloaded and converted.
 
-What Numba compiles depends on the types of the arrays alone, so a model of one small layer stands for every model
-of the same dtypes. Not for running anything.
+Compiled code depends only on the types of the arrays, so a model of one small layer has the same kernels as every model
+of the same dtypes. Not for running models.
 """
 
 import tempfile
@@ -32,11 +32,11 @@ _SMALL = ModelConfig(
 
 @cache
 def compile_ahead(dtype: str, kv_cache_dtype: str = "auto", blocks: tuple[str, ...] = ()) -> threading.Thread:
-    """Start compiling the pass for these dtypes, or loading it from the disk. Whoever needs it first waits for it.
+    """Start a thread that compiles the pass for these dtypes, or loads it from disk; the first pass waits for it.
 
     With dtype gguf, `blocks` names the formats whose kernels will be needed.
 
-    The program does not end before the thread does: the compiler cannot be stopped half-way.
+    The program does not exit before the thread ends, because the compiler cannot be interrupted.
     """
     thread = threading.Thread(target=_compile, args=(dtype, kv_cache_dtype, blocks), name="paceline-compiler")
     thread.start()
@@ -52,7 +52,7 @@ def _compile(dtype: str, kv_cache_dtype: str, blocks: tuple[str, ...]) -> None:
 
 
 def compile_heads(dtype: str, kv_cache_dtype: str = "auto") -> None:
-    """Compile the one function that runs draft heads of all families beside a target of these dtypes, here and now."""
+    """Compile the function that runs draft heads of all families for a target of these dtypes, in this thread."""
     model = NumbaModel(_Blank(), dtype, 1, kv_cache_dtype=kv_cache_dtype, load=_in_memory)
     _run_head(model)
     model.close()

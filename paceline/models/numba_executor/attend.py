@@ -1,11 +1,10 @@
-"""Attention of rows over their contexts: who reads which keys and values together.
+"""Attention of rows over their contexts: groups rows and heads that read the same keys and values.
 
 The unit is a block: one row and up to `MOST_HEADS` query heads that share a key-value head. Blocks of one segment and
-key-value head are a run: they walk its context together, a few pages at a time, so that a long context is fetched once
-for all of them and not once for each, which is most of what verifying drafted tokens or a chunk of a prompt would cost.
-With a window a row walks only the pages that its last keys lie in.
-Scores and sums of a block wait in scratch between pages, and the arithmetic of each (`attention.py`) is what it would
-be alone, bit for bit.
+key-value head are a run: they process its context together, a few pages at a time, so that a long context is read once
+for all of them, which saves most of the cost of verifying drafted tokens or of a prompt chunk. With a window a row
+reads only the pages of its last keys. Scores and sums of a block are kept in scratch buffers between pages, and the
+arithmetic of each block (`attention.py`) is bitwise the same as if it were alone.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false

@@ -1,8 +1,7 @@
-"""Sixteen integer sums, each of four products of bytes: what one vector instruction does where the processor has VNNI.
+"""Sixteen integer dot products of four bytes each: one vector instruction on processors with VNNI.
 
-Weights are unsigned bytes and activations signed ones, as ``vpdpbusd`` and Arm's ``usdot`` want them. Sums are
-integers, so every form of the product, and every order, gives the same number. Not the place for scales or for what is
-multiplied (`gemm.py`).
+Weights are unsigned bytes and activations signed ones, as ``vpdpbusd`` and Arm's ``usdot`` require. Sums are integers,
+so every form of the product, and every order, gives the same result. Not for scales or matrices (`gemm.py`).
 """
 
 # pyright: reportCallIssue=false, reportAssignmentType=false, reportArgumentType=false, reportReturnType=false
@@ -65,7 +64,7 @@ def dot_256(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, activation
 
 
 def adds_shorts(context: Any) -> bool:
-    """Whether `row_sums` is the fast way: few registers, and no instruction for four products of bytes."""
+    """Whether `row_sums` is the fastest method: with AVX2, but no instruction for dot products of bytes."""
     return isa.has_feature(context, "avx2") and choose_dot(context) is dot_anywhere
 
 
@@ -73,8 +72,8 @@ def row_sums(builder: ir.IRBuilder, start: ir.Value | None, weights: list[ir.Val
              largest: int) -> ir.Value:  # fmt: skip
     """start + what `dot_512` adds for pairs of `weights` of at most `largest` and `activations` of at most 127.
 
-    Products are added in 16 bits for as many pairs as are sure to fit. Without a `start` weights are signed
-    (`less_128`), and their magnitude is multiplied with the activation that has got their sign.
+    Products are added in 16 bits for as many pairs as cannot overflow. Without a `start` weights are signed
+    (`less_128`); then their magnitude is multiplied by the activation with the weight's sign applied.
     """
     ones = ir.Constant(_HALF_SHORTS, [1] * v.LANES)
     at_once = max(1, _SHORT_MAX // (2 * min(largest, LARGEST_CODE + 1) * LARGEST_CODE))

@@ -1,6 +1,6 @@
-"""`NumbaModel`: a `CausalLM` for CPUs. Checks a batch, lends it buffers, runs the compiled pass on a team.
+"""`NumbaModel`: a `CausalLM` for CPUs. Checks a batch, provides buffers, and runs the compiled pass on its threads.
 
-The logits it returns live in a buffer of the model and hold until its next pass: copy what must outlive it.
+The logits it returns are in a buffer of the model and valid until its next pass: copy what must be kept.
 """
 
 import copy
@@ -31,9 +31,9 @@ from paceline.models.rows import Part, build_rows
 from paceline.types import Progress
 
 MakeOperand = Callable[[int], Operand]
-"""Room for so many activations, in the form that a dtype's products read."""
+"""Takes a number of activations, returns an operand for them in the form that a dtype's products read."""
 NOT_WEIGHED = np.zeros(0, np.float32)
-"""Where a pass would add up attention per page, in a pass that does not."""
+"""The buffer for attention per page in a pass that does not compute it."""
 
 
 class NumbaModel:
@@ -45,7 +45,7 @@ class NumbaModel:
             ``w8a8``, where activations are rounded to 8 bits too and multiplied as integers; ``gguf``, the same with
             the blocks of a GGUF file as they are; or ``auto``, see `choose_dtype`.
         num_threads: threads of a pass; by default the physical cores that this process may use.
-        progress: told how far a conversion is.
+        progress: called with the progress of a conversion.
         kv_cache_dtype: storage of keys and values, ``float32``, ``float16`` or ``int8`` (lossy); ``auto`` takes float16
             where activations are rounded.
         load: gives the fields of `forward.Weights`.
@@ -120,7 +120,7 @@ class NumbaModel:
 
     @property
     def team(self) -> Team:
-        """The threads of a pass; who else runs on them does so between passes."""
+        """The threads of a pass; others may use them between passes."""
         return self._team
 
     @property
@@ -140,7 +140,7 @@ class NumbaModel:
 
     @property
     def experts_touched(self) -> np.ndarray:
-        """[layers] experts that computed something in the latest pass; zeros before the first and for dense models."""
+        """Number of experts used in each layer of the latest pass [layers]; 0 before the first and for dense models."""
         return self._scratch[0].experts.touched.copy() if self._scratch else np.zeros(self._shape.layers, np.int64)
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class NumbaModel:
         self._team.close()
 
     def warm_up(self) -> None:
-        """Compile the kernels, or load them compiled, before the first real pass: seconds once, then less."""
+        """Compile the kernels, or load them from the disk cache, before the first real pass."""
         self.forward(build_rows([Part([0], 0, [0])]), self.new_cache(1))
 
     def new_cache(self, num_pages: int) -> NumbaCache:
@@ -156,7 +156,7 @@ class NumbaModel:
         return new_kv_cache(self._shape, num_pages, self._cache_dtype)
 
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
-        """See `CausalLM.forward`; `cache` is one this model made. An empty batch is an error of the caller."""
+        """See `CausalLM.forward`; `cache` must come from this model's `new_cache`, and `rows` must not be empty."""
         return self._pass(rows, cache, taps, NOT_WEIGHED)
 
     def page_attention(self, rows: Rows, cache: KVCache) -> np.ndarray:
@@ -167,7 +167,7 @@ class NumbaModel:
         return mass.mean(axis=1) / len(self._layers)
 
     def _pass(self, rows: Rows, cache: KVCache, taps: tuple[int, ...], page_mass: np.ndarray) -> ForwardOutput:
-        """One pass; adds to `page_mass` [M * heads * pages] what each head gives to each page, unless it is empty."""
+        """One pass; adds each head's attention per page to `page_mass` [M * heads * pages], unless that is empty."""
         assert isinstance(cache, NumbaCache)
         num_rows, asked = len(rows.token_ids), len(rows.logit_rows)
         context = max(rows.positions.tolist()) + 1
@@ -196,7 +196,7 @@ class NumbaModel:
         return ForwardOutput(logits, {layer: states[i].copy() for i, layer in enumerate(taps)}, peaks)
 
     def _places_of(self, taps: tuple[int, ...]) -> np.ndarray:
-        """[layers + 2] which of `taps` each is, -1 for none; the same array for the same taps, never changed."""
+        """Index in `taps` of each possible tap [layers + 2], -1 for none; cached per `taps` and never modified."""
         known = self._tap_places.get(taps)
         if known is None:
             known = self._tap_places[taps] = np.full(self._shape.layers + 2, -1, np.int32)
@@ -213,9 +213,9 @@ class NumbaModel:
         self._weights = self._weights._replace(rope_cos=cos.reshape(-1), rope_sin=sin.reshape(-1))
 
     def _lend(self, num_rows: int, asked: int, context: int, num_taps: int, page_mass: np.ndarray) -> Scratch:
-        """Buffers with room for the pass, kept between passes and grown when needed; counters at zero.
+        """Buffers for the pass, kept between passes and enlarged when needed, with counters at zero.
 
-        Contexts grow with every step, so room for one is made for twice its length.
+        Contexts grow with every step, so buffers are made for twice the context length.
         """
         need = (num_rows, asked, context, num_taps * num_rows)
         if not self._scratch or any(n > r for n, r in zip(need, self._room, strict=True)):

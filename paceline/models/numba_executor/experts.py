@@ -1,8 +1,8 @@
 """A mixture-of-experts feed-forward (Shazeer et al. 2017; Qwen2-MoE and Mixtral layouts) for a team of threads.
 
-Rows choose their experts, are sorted by expert, and each expert multiplies its rows with the same panels and kernels as
-a dense layer. A row's result is put together in the order of its own choice, so it is bitwise the same whatever shares
-its pass. What a pass costs is mostly the experts it touches: more rows touch more of them.
+Rows are routed to experts and sorted by expert, and each expert multiplies its rows with the kernels of a dense layer.
+The outputs of a row's experts are added in the order of the row's choice, so its result is bitwise the same whatever
+rows share the pass. The cost of a pass is mostly reading the experts in use, whose number grows with that of rows.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
@@ -25,7 +25,7 @@ EXPERT_PHASES = 7
 
 
 class ExpertWeights(NamedTuple):
-    """What a mixture has besides its experts; empty for dense models.
+    """Weights of a mixture besides those of its experts; empty for dense models.
 
     `router` [layers, experts, hidden] and `shared_gate` [layers, hidden] are float32; the shared expert is packed as a
     dense feed-forward is.
@@ -40,7 +40,7 @@ class ExpertWeights(NamedTuple):
 
 
 class ExpertScratch(NamedTuple):
-    """Flat buffers; a pair is a row and one of its choices, a place is where a pair stands in the order of experts.
+    """Flat buffers. A pair is a row and one of its experts; a place is the index of a pair in the order of experts.
 
     Attributes:
         logits: [rows, experts]. chosen, shares: [rows, top_k]. shared_shares: [rows].
@@ -110,7 +110,7 @@ def _choose(row, shape, e):
 
 @kernel
 def _route(row, layer, thread, shape, weights, scratch):
-    """Which experts a row takes, and with which shares."""
+    """Compute a row's experts and their weights, and the weight of the shared expert."""
     e, hidden, x = scratch.experts, shape.hidden, scratch.row[thread]
     read_row(scratch.normed, row, hidden, x)
     for expert in range(shape.experts):

@@ -1,10 +1,10 @@
 """One pass of a decoder-only transformer as one compiled function: `forward(thread, ...)`.
 
-Which parts a layer has (norms before or after, a gate, biases, windows, caps, factors) is told by `Shape` and by which
-vectors there are; no family is known here.
+`Shape` and the presence of vectors determine the parts of a layer (norms before or after, a gate, biases, windows,
+caps, factors); no family is known here.
 
-Every thread of a team runs it from start to end; phases end at a barrier, work inside a phase is taken in chunks. All
-arrays are flat and owned by the caller. Not the place for weights' formats (`weights.py`) or for building batches
+Every thread of a team runs it from start to end; phases end at a barrier, and threads take work inside a phase in
+chunks. Arrays are flat and owned by the caller. Not for formats of weights (`weights.py`) or for building batches
 (`executor.py`).
 """
 

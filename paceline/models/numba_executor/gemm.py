@@ -30,16 +30,16 @@ TILE_ROWS = 12
 """Most rows of activations in one tile: 24 of the 32 vector registers of AVX-512. Where registers are fewer, a tile is
 worked through in parts, but its weights are read from memory once."""
 IN_TURN_FROM = 5
-"""Rows from which on registers do not hold the sums where they are few (t(4), t(8) of the default model with AVX2, two
-threads: 7.9 and 16.2 ms all at once, 8.4 and 13.4 in turn)."""
+"""Number of rows from which on, with few registers, rows are processed one after the other (t(4), t(8) of the default
+model with AVX2, two threads: 7.9 and 16.2 ms all at once, 8.4 and 13.4 in turn)."""
 WIDEN_FROM = 4
-"""Tiles per panel from which on widening it first is worth the detour through the cache."""
+"""Number of tiles per panel from which on it is faster to convert the panel to float32 once, in the cache."""
 PREFETCH_BYTES = 8192
-"""How far ahead weights are asked for from memory; the processor's own prefetching stops at every 4 KiB page."""
+"""Prefetch distance of weights; the processor's own prefetching stops at every 4 KiB page."""
 CACHE_BYTES = 1 << 20
-"""Activations a block of rows may occupy, so that it stays in the second-level cache."""
+"""Most bytes of activations of a block of rows, so that it stays in the L2 cache."""
 ZERO_BYTE = 128
-"""What a weight of 0 is stored as where weights are unsigned bytes."""
+"""The byte of a weight of 0 where weights are unsigned bytes."""
 
 _I64 = ir.IntType(64)
 

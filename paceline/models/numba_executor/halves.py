@@ -1,8 +1,8 @@
-"""float16 numbers to float32 and back, by an instruction where the processor has one, else by moving their bits.
+"""Converts float16 to float32 and back, by an instruction where the processor has one, else by bit operations.
 
-LLVM calls a library function where there is no instruction (x86 without F16C), and compiled code does not find it: the
-call would end the process. Both ways give the same bits. Values are single numbers or vectors of any length. Not for
-where the numbers lie (`vector.py`, `kv_cache.py`).
+Without an instruction (x86 without F16C) LLVM calls a library function that is missing in compiled code, which would
+crash the process. Both methods give the same bits. Values are scalars or vectors of any length. Not for loading and
+storing them (`vector.py`, `kv_cache.py`).
 """
 
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false

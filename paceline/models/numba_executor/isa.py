@@ -1,4 +1,4 @@
-"""What the processor can do that code is being generated for. Not for what is made of it (`dot8.py`, `vector.py`)."""
+"""Features of the processor that code is generated for. Not for the code that uses them (`dot8.py`, `vector.py`)."""
 
 import platform
 from typing import Any
@@ -21,8 +21,8 @@ def _implied(machine: str, processor: str) -> frozenset[str]:
 
 
 def sums_in_registers(context: Any) -> int:
-    """Most sums of sixteen lanes in one loop: three quarters of the registers, the others are for what is multiplied.
+    """Most sums of sixteen lanes in one loop: three quarters of the registers, as the others hold factors.
 
-    These hold 32 such vectors (of 64 bytes) or 8 (32 of 16 bytes, or 16 of 32).
+    The registers hold 32 such vectors (32 of 64 bytes) or 8 (32 of 16 bytes, or 16 of 32).
     """
     return 24 if has_feature(context, "avx512f") else 6

@@ -1,9 +1,9 @@
-"""How kernels are compiled: without the GIL, with C's arithmetic errors, and without counting who uses an array.
+"""How kernels are compiled: without the GIL, with C's arithmetic errors, and without reference counting.
 
-Numba counts references of every array that is handed from one compiled function to another, two atomic operations each.
-Kernels hand on tuples of arrays some hundred thousand times in a pass, and two threads that count the same array wait
-for each other: counting once took two thirds of the time outside matrix products. Nothing is allocated or freed inside
-a pass; its caller owns all arrays and outlives it.
+Numba counts references of every array that one compiled function passes to another, two atomic operations each. Kernels
+pass tuples of arrays some hundred thousand times in a pass, and two threads that count the same array wait for each
+other: counting took two thirds of the time outside matrix products. Nothing is allocated or freed inside a pass; the
+caller owns all arrays and outlives it.
 """
 
 from collections.abc import Callable
@@ -18,18 +18,18 @@ _ENTRY_OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfun
 _INNER = {"no_cpython_wrapper": True, "pipeline_class": LinkOnlyCompiler} if is_supported() else {}
 
 OPTIONS = _ENTRY_OPTIONS | _INNER
-"""Of functions that only compiled code calls; as ``jit_options`` for ``numba.extending.overload`` too."""
+"""Options of functions that only compiled code calls; also ``jit_options`` for ``numba.extending.overload``."""
 
 
 def kernel(function: Callable | None = None, *, forceinline: bool = False) -> Any:
-    """A function that compiled passes call, not Python; it must neither make arrays nor return them."""
+    """Compile a function that only compiled passes call; it must neither allocate arrays nor return them."""
     if function is None:
         return lambda wrapped: kernel(wrapped, forceinline=forceinline)
     return njit(**OPTIONS, forceinline=forceinline)(function)
 
 
 def entry(function: Callable) -> Any:
-    """A compiled function that Python calls: a whole pass."""
+    """Compile a function that Python calls: a whole pass."""
     return njit(**_ENTRY_OPTIONS)(function)
 
 
@@ -44,5 +44,5 @@ def machine_code(function: Any, *args: object) -> Callable[..., Any]:
 
 
 def kernel_sources() -> list[Path]:
-    """Every file that kernels may be made from: a list of those that are would be forgotten."""
+    """Every source file that kernels may depend on; all files of the folder, so that none can be missing in a list."""
     return sorted(Path(__file__).parent.rglob("*.py"))

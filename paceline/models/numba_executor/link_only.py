@@ -1,9 +1,9 @@
-"""Kernels that only other kernels call: lowered once, optimised and made machine code only inside their caller.
+"""Faster compilation of kernels that only other kernels call: they are optimised and compiled only inside their caller.
 
-Numba optimises every compiled function by itself, writes machine code for it, then links its intermediate code into the
-caller and does all of that again, level by level. A pass of a model is a hundred small functions seven levels deep, of
-which only the outermost is ever called: three quarters of the compiler's time went into code that nobody ran. Here
-the inner ones stop after lowering; the result of a pass is the same to the bit. Not for functions Python calls.
+Numba optimises every compiled function separately, generates machine code for it, then links its intermediate code into
+the caller and repeats this level by level. A pass of a model is a hundred small functions seven levels deep, of which
+only the outermost is ever called, so three quarters of the compile time went into unused code. Here the inner functions
+stop after lowering; the result of a pass is bitwise the same. Not for functions that Python calls.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportIncompatibleMethodOverride=false

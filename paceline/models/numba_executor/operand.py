@@ -1,9 +1,9 @@
 """Activations as a product reads them: floats as they are, or rounded to 8 bits in groups of 32 or 16.
 
-In the dtype ``w8a8`` each 32 activations of a row share a scale, largest magnitude / 127, so that a few large ones
-spoil their own group only (the same groups as llama.cpp's Q8_0); in ``gguf`` each 16 do, which halves what rounding
-costs. Rounding looks at one row's group and nothing else, and products of integers are exact, so a row's result still
-does not depend on which rows share its pass. Not the place for the products (`gemm.py`).
+In the dtype ``w8a8`` each 32 activations of a row share a scale, largest magnitude / 127, so that an outlier affects
+the precision of its own group only (the same groups as llama.cpp's Q8_0); in ``gguf`` each 16 do, which halves the
+rounding error. Rounding depends only on one row's group, and integer products are exact, so a row's result does not
+depend on which rows share its pass. Not for the products (`gemm.py`).
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
@@ -24,7 +24,7 @@ from paceline.models.numba_executor.kernel import OPTIONS, kernel
 HIGHEST = np.float32(127)
 _FROM_OFFSET = np.float32(-1 / 128)
 SMALLEST = np.float32(1e-30)
-"""A group whose largest magnitude is below is all zeros: 127 over it would not be a number to multiply with."""
+"""A group whose largest magnitude is below this is rounded to zeros, as 127 over it could overflow."""
 
 
 class Operand(NamedTuple):
@@ -32,9 +32,9 @@ class Operand(NamedTuple):
 
     Attributes:
         values: flat [rows, depth], float32, or int8 codes.
-        scales: flat [rows, depth / 16] float32, what 16 codes are multiplied with; empty for floats.
-        offsets: flat [rows, depth / 32] int32, -128 times the sum of 32 codes: takes back what weights stored
-            as unsigned bytes have too much. Empty for floats.
+        scales: flat [rows, depth / 16] float32, scale of each 16 codes; empty for floats.
+        offsets: flat [rows, depth / 32] int32, -128 times the sum of 32 codes, which corrects for weights that are
+            stored as unsigned bytes with 128 added. Empty for floats.
         halves: flat [rows, depth / 16] int32, the same for 16 codes. Empty for floats.
         totals: flat [rows, depth / 32] float32, the sum of 32 rounded activations. Empty for floats.
         fine: 1 where 16 activations share a scale, 0 where 32 do (both halves then have the same).
@@ -49,7 +49,7 @@ class Operand(NamedTuple):
 
 
 def new_operand(size: int, rounds: bool, fine: bool = False) -> Operand:
-    """Room for `size` (rows times depth) activations, as floats or as codes, with `fine` scaled by 16 and not by 32."""
+    """An uninitialised operand of `size` (rows times depth) activations, as floats or as codes; see `Operand.fine`."""
     groups = size // GROUP if rounds else 0
     values = np.empty(size, np.int8 if rounds else np.float32)
     scales, halves = np.empty(2 * groups, np.float32), np.empty(2 * groups, np.int32)

@@ -1,6 +1,6 @@
-"""Where the largest logit of each asked row is, found by all threads while the logits are in their caches.
+"""The argmax of each logit row, computed by all threads while the logits are in their caches.
 
-A greedy request wants to know no more, and who reads a row again later reads it from memory. Not for laws
+A greedy request needs nothing else, and reading a row again later would read it from memory. Not for sampling
 (`sampling/`).
 """
 
@@ -14,7 +14,7 @@ from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.team import barrier, take
 
 UNKNOWN = -1
-"""In place of a row's peak where one of its logits is NaN or infinite."""
+"""Replaces a row's peak if one of its logits is NaN or infinite."""
 _LOWEST = np.float32(-np.inf)
 _ZERO = np.float32(0)
 

@@ -1,11 +1,11 @@
-"""A team of threads that walk through one pass together.
+"""A team of threads that run one pass together.
 
 Numba's own parallel regions cost microseconds each and a pass has hundreds of them. Here every thread runs the whole
-pass as one compiled call without the GIL; between phases they meet at a barrier (a counter in memory), and inside a
-phase they take chunks of work from a shared ticket counter, so a slow core delays nobody for long. Which thread
-computes a chunk never changes its result.
+pass as one compiled call without the GIL; between phases threads meet at a barrier (a counter in memory), and inside a
+phase they take chunks of work from a shared counter, so that a slow core delays the others little. The result of a
+chunk does not depend on the thread that computes it.
 
-Not the place for what is computed (`forward.py`).
+Not for what is computed (`forward.py`).
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false

@@ -1,8 +1,8 @@
-"""The next product's weights, asked for while a thread waits for the others.
+"""Prefetches the next product's weights while a thread waits at a barrier.
 
-A pass over a few rows takes as long as reading the weights, and while a thread waits at a barrier it reads nothing. So
-it asks for what it will multiply first, its own first chunk of the next matrix. No result depends on it. Passes of the
-default model got 2 % faster by it, which is as little as ten pairs of runs can tell from nothing.
+A pass over a few rows takes as long as reading the weights, and a thread that waits at a barrier reads nothing. So it
+prefetches the weights that it will multiply first, its own first chunk of the next matrix. Results do not depend on it.
+Passes of the default model became 2 % faster, barely significant in ten pairs of runs.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
@@ -20,9 +20,9 @@ from paceline.models.numba_executor.linear import chunk
 from paceline.models.numba_executor.team import SPINS_BEFORE_YIELD, acquire, fetch_add, yield_processor
 
 LINE = 64
-"""Bytes that are fetched together."""
+"""Bytes of a cache line."""
 MOST_BYTES = 1 << 17
-"""Most that a thread asks for: it must still be in its second-level cache when it is needed."""
+"""Most bytes that a thread prefetches, so that they are still in its L2 cache when they are needed."""
 
 
 @intrinsic

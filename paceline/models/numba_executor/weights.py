@@ -1,9 +1,8 @@
-"""Weights as the kernels read them: packed once, kept on disk, memory-mapped ever after.
+"""Weights as the kernels read them: packed once, stored on disk, memory-mapped from then on.
 
-`load_weights` converts a checkpoint to panels (`gemm.pack`) in the wanted type and stores them under the cache folder;
-the next load maps the files and reads nothing. A conversion happens in a temporary folder that is renamed at its end,
-so a half-written one is never trusted; one that was damaged later (`models/intact.py`) is made anew. Not for file
-formats (`models/checkpoint.py`).
+`load_weights` converts a checkpoint to panels (`gemm.pack`) in the given dtype and stores them in the cache folder;
+later loads map the files. A conversion is written to a temporary folder that is renamed at its end, so a partial one is
+never used; a damaged one (`models/intact.py`) is converted again. Not for file formats (`models/checkpoint.py`).
 """
 
 import errno
@@ -35,13 +34,13 @@ from paceline.types import Progress
 Dtype = Literal["bfloat16", "float16", "float32", "int8", "w8a8", "gguf"]
 
 STORED = {"bfloat16": np.uint16, "float16": np.int16, "float32": np.float32, "int8": np.int8, "w8a8": np.uint8}
-"""Types of panels of numbers; those of gguf are bytes of blocks."""
+"""Element type of panels by dtype; panels of gguf are bytes of blocks."""
 BLOCKS = "gguf"
 """The dtype of matrices in the blocks of a file."""
 ROUNDS = ("w8a8", BLOCKS)
 """Dtypes that round activations, in groups of 32."""
 LAYOUT = 6
-"""Raise it when the packing changes: converted weights of another layout are made anew."""
+"""Version of the packing; increase it to have weights converted again."""
 
 
 def shape_of(config: ModelConfig) -> Shape:
@@ -175,7 +174,7 @@ def _convert_into(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Pr
 
 
 def _remove(folder: Path) -> None:
-    """Take a damaged conversion away. Under its name it is gone at once; whoever has it mapped keeps it."""
+    """Remove a damaged conversion. Its name is free at once; processes that have mapped it keep their files."""
     if not folder.exists():
         return
     try:
@@ -233,7 +232,7 @@ def _write_panels(
 
 
 def _reserve(folder: Path, num_bytes: int) -> None:
-    """Refuse early when the disk cannot hold what is coming: a memory map would die half-way."""
+    """Raise OSError early if the disk is too full: writing to a memory map would crash the process later."""
     if shutil.disk_usage(folder).free < num_bytes * 1.02:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

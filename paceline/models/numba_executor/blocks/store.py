@@ -1,4 +1,4 @@
-"""Matrices of blocks on disk: repacked once into panels, memory-mapped ever after.
+"""Matrices of blocks on disk: repacked once into panels, memory-mapped from then on.
 
 A matrix becomes three files: the panels' bytes, where each panel begins, and the number of its format. Not for which
 tensors make up a matrix (`numba_executor/weights.py`).
@@ -18,7 +18,7 @@ from paceline.models.numba_executor.blocks.product import Blocks, with_kernels
 from paceline.models.numba_executor.blocks.unpack import Codes, round_to_q8_0, unpack
 
 ROUNDED = "Q8_0"
-"""What becomes of a matrix that a file of blocks keeps in 16 or 32 bits."""
+"""Format that matrices stored in 16 or 32 bits are converted to."""
 _ROWS_AT_ONCE = 64 * PANEL
 _FLOATS = ("F32", "F16", "BF16")
 

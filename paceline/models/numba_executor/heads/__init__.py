@@ -1,1 +1,1 @@
-"""Draft networks on the CPU kernels: each family is a list of operations that one compiled function walks through."""
+"""Draft heads on the CPU kernels: each family is a list of operations that one compiled function interprets."""

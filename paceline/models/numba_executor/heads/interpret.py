@@ -1,8 +1,8 @@
-"""One pass of a draft network as one compiled function: `run(thread, ...)` walks through a program's operations.
+"""One pass of a draft network as one compiled function: `run(thread, ...)` interprets the operations of a program.
 
-Every thread of a team runs it from start to end; operations end at a barrier, work inside one is taken in chunks. A
-row's numbers do not depend on which rows share the pass, as in the target's pass. All arrays are owned by the caller.
-Not for what a network is made of (`program.py`) or for single rows (`each_row.py`).
+Every thread of a team runs it from start to end; operations end at a barrier, and threads take work inside an operation
+in chunks. A row's results do not depend on which rows share the pass. The caller owns all arrays. Not for building
+programs (`program.py`) or for operations on single rows (`each_row.py`).
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false

@@ -1,7 +1,7 @@
-"""`Machine`: runs programs of one draft network: its weights, buffers, rotary tables and the team of threads.
+"""`Machine`: runs programs of one draft network; it has the weights, buffers, rotary tables and the team of threads.
 
-Results live in buffers of the machine and hold until its next run. Not for what is computed (`program.py` and the
-networks).
+Results are in buffers of the machine and valid until its next run. Not for the programs themselves (`program.py` and
+the networks).
 """
 
 from collections.abc import Callable, Sequence
@@ -99,7 +99,7 @@ class Machine:
         """Walk through the operations of `table`; `reserve` comes first.
 
         Args:
-            alone: this thread does all of it: waking the others takes longer than a megabyte of weights.
+            alone: whether this thread runs it alone: waking the others takes longer than reading a megabyte of weights.
         """
         assert self._work is not None
         if not alone:
@@ -239,10 +239,10 @@ def batch_of_blocks(rows: Rows) -> Batch:
 
 def batch_of_waves(tokens: np.ndarray, positions: np.ndarray, slots: np.ndarray, above: np.ndarray,
                    sizes: Sequence[int]) -> Batch:  # fmt: skip
-    """Rows (span 0), of which each wave goes on from rows before it; `sizes` [waves] says how many each has.
+    """Rows (span 0) in waves, each of which continues earlier rows; `sizes` [waves] are their numbers of rows.
 
-    Spans 1 + 2 w and 2 + 2 w are both the rows of wave w: in the first GATHER reads the rows `above` [n] them, in the
-    second themselves.
+    Spans 1 + 2 w and 2 + 2 w are both the rows of wave w: in the first, GATHER reads their predecessors `above` [n], in
+    the second the rows themselves.
     """
     count = len(tokens)
     starts = np.cumsum([0, *sizes[:-1]])
@@ -256,10 +256,9 @@ def batch_of_waves(tokens: np.ndarray, positions: np.ndarray, slots: np.ndarray,
 
 
 def batch_of_states(tokens: np.ndarray, num_levels: int = 0) -> Batch:
-    """Rows without places, for what looks at states and `tokens` [n] alone (span 0).
+    """Rows without positions and slots, for networks that read only states and `tokens` [n] (span 0).
 
-    Then come `num_levels` times n rows for what is drafted below them (spans 1, 2, ...), and all of these together (the
-    last span).
+    They are followed by n rows for each of `num_levels` drafted levels (spans 1, 2, ...); the last span is all of them.
     """
     count, drafted = len(tokens), len(tokens) * num_levels
     nothing = np.zeros(count + drafted, np.int32)

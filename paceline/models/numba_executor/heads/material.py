@@ -1,8 +1,7 @@
-"""`Material`: what a draft network is built from: the head's tensors, and what it shares with its target.
+"""`Material`: the inputs for building a draft network: the head's tensors, and what it shares with its target.
 
 A head without an embedding or an output head of its own uses the target's. The target's packed weights are shared where
-whole rows of the same storage are wanted; rows picked for a draft vocabulary are packed anew, once. Not for what a
-network computes.
+possible; rows of the output head for a draft vocabulary are packed again, once. Not for what a network computes.
 """
 
 import numpy as np
@@ -114,7 +113,7 @@ class Material:
         return OutputHead(self.pool.matrix(rows), NONE, logits, size)
 
     def machine(self, buffers: Buffers, num_layers: int, eps: float | None = None) -> Machine:
-        """What runs the network; everything is in the pool by now. `eps` is the layers' where it is not given."""
+        """The `Machine` of the network, once all weights are in the pool. `eps` defaults to that of the layers."""
         weights, ids = self._model.shared_weights, self.record.draft_ids
         stored = self.pool.arrays()
         none, no_scales = _empty(stored["panels"].dtype), _empty(np.float32)

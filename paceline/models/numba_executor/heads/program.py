@@ -1,12 +1,12 @@
-"""`Program`: what a draft network computes, as a list of operations that one compiled function walks through.
+"""`Program`: a draft network as a list of operations that one compiled function interprets.
 
-A draft network is small, so what costs is not its arithmetic but every call around it. Here a pass, or a whole greedy
-chain of passes, is one call of `interpret.run` with a table of numbers, and a new family is a new table: no new kernel
-and no compiling. Not for the arithmetic of an operation (`interpret.py`, `each_row.py`).
+A draft network is small, so call overhead costs more than its arithmetic. Here a pass, or a whole greedy chain of
+passes, is one call of `interpret.run` with a table of numbers. A new family is a new table and needs no new kernel. Not
+for the arithmetic of an operation (`interpret.py`, `each_row.py`).
 
-Operations read and write named buffers. `FLOATS` are rows of float32, `CODES` rows of activations as products read
-them (`operand.py`). Row i of an operation is row i of its buffers, and row first + i of the batch's arrays, where
-(first, count) is the operation's span.
+Operations read and write numbered buffers, whose rows are float32 or activations as products read them (`operand.py`).
+Row i of an operation is row i of its buffers, and row first + i of the batch's arrays, where (first, count) is the
+operation's span.
 """
 
 from dataclasses import dataclass, field
