@@ -10,6 +10,7 @@ weak spots of the shipped head of that name; options of this command replace the
 
 import argparse
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def release(
     card = own | said(told, before) | ({"accepted": accepted} if accepted else {})
     training = before.get("training", {})
     card["training"] = own["training"] | said(told_of_training, training)
-    if f"--resume {destination.parent.name}/{destination.name}" in own["training"]["command"]:
+    if re.search(rf"--resume (\S*/)?{destination.name}(\s|$)", own["training"]["command"]):
         card["training"]["runs_before"] = [*training.get("runs_before", []), run_of(training)]
     save_head(replace(head, card=rounded(card)), destination, storage="int8")
 

@@ -68,7 +68,7 @@ def test_a_head_that_went_on_from_the_shipped_one_names_the_runs_before(tmp_path
     record = random_head(OURS["eagle3.1"])
     config, shipped = replace(record.config, target=target_print(target)), tmp_path / "tiny" / "eagle3"
     nothing = dict.fromkeys(("licence",)), dict.fromkeys(("prompts",))
-    for number, command in enumerate(("first", "second --resume tiny/eagle3", "third --resume tiny/eagle3 -k 3")):
+    for number, command in enumerate(("first", "second --resume tiny/eagle3", "third --resume grown/eagle3 -k 3")):
         card = {"training": {"command": command, "updates": 1000, "rows_seen": 7, "minutes": number}}
         trained = save_head(replace(record, config=config, card=card), tmp_path / "again")
         release_head.release(trained, target, shipped, *nothing, {})

@@ -11,6 +11,7 @@ from torch.nn import functional
 from paceline.training.heads.batches import make_batch
 from paceline.training.heads.losses import logits_of
 from paceline.training.heads.recipes import RECIPES, Recipe
+from paceline.training.run.optimiser import Optimiser
 from paceline.training.run.trainee import Moment
 from tests.training.heads.tiny import VOCAB, tiny_store, tiny_target
 
@@ -29,8 +30,9 @@ def made(name):
 
 def written_out(recipe, batch, done):
     """1 / anchors * sum over steps j of decay**j times -sum p log q; from 60 % of the run lam times that and 1 - lam
-    times 1 - a, a = sum min(p, q), lam = exp(-3 a) without a gradient (2602.23881); DSpark's confidence besides."""
-    total, confidences = torch.zeros(()), []
+    times 1 - a, a = sum min(p, q), lam = exp(-3 a) without a gradient (2602.23881); where steps count as they are
+    reached, times (1 + a) / 2 of every step before; DSpark's confidence besides."""
+    total, confidences, reached = torch.zeros(()), [], [1.0] * len(batch.anchors)
     reads = recipe.read(batch)
     for step, read in enumerate(reads):
         logits, losses = logits_of(read, recipe.rows), []
@@ -43,7 +45,10 @@ def written_out(recipe, batch, done):
             log_q = logits[place].log_softmax(-1)
             a = torch.minimum(p, log_q.exp()).sum()
             cross, lam = -(p * log_q).sum(), torch.exp(-3 * a.detach()) if done >= 0.6 else 1.0
-            total = total + recipe.decay**step * (lam * cross + (1 - lam) * (1 - a)) / len(batch.anchors)
+            weight = recipe.decay**step * reached[place] / len(batch.anchors)
+            total = total + weight * (lam * cross + (1 - lam) * (1 - a))
+            if recipe.as_reached:
+                reached[place] *= (1 + float(a)) / 2
             if recipe.family == "dspark":
                 token = batch.tokens(step)[place : place + 1]
                 says = recipe.net.confidence(read.hidden[place : place + 1].detach(), token)[0]
@@ -67,3 +72,19 @@ def test_loss_and_step_are_written_out(tmp_path, name, done):
 
 def test_there_are_such_recipes():
     assert set(SHARED) == {"eagle3", "p_eagle", "dspark", "mlp_speculator", "medusa", "blockwise"}
+
+
+def test_only_rows_of_named_tokens_learn_a_bias(tmp_path):
+    torch.manual_seed(0)
+    recipe, store = (
+        RECIPES["dspark"](tiny_target(torch.float32), IDS, STEPS),
+        tiny_store(tmp_path, tiny_target(), num=2),
+    )
+    optimiser, table = Optimiser(recipe.net), recipe.net.markov_head.markov_w1.weight
+    named = torch.zeros(VOCAB, dtype=torch.bool)
+    named[torch.from_numpy(IDS).long()] = True
+    before = table.detach().clone()
+    for _ in range(2):  # the first moves the other half of the product, which begins at 0
+        recipe.loss(store, store.documents[:2], Moment(0.0, 1.0, torch.Generator())).backward()
+        optimiser.step(0.01)
+    assert not table[~named].any() and bool((table[named] != before[named]).any())

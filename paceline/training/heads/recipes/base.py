@@ -21,6 +21,9 @@ from paceline.training.run.trainee import Moment, Trainee
 _HYBRID_FROM = 0.6
 """Share of the run after which the loss is the LK hybrid."""
 _ETA = 3.0
+REACHED_DECAY = 0.6
+"""Decay of recipes that are `as_reached`. Where 0.6 of each step's tokens are accepted, three steps then weigh 1, 0.48
+and 0.23; the derivatives of the expected length by their acceptances are as 1 to 0.49 to 0.18."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -57,6 +60,9 @@ class Recipe(Trainee):
     family: ClassVar[str]
     decay: ClassVar[float] = 0.8
     """Weight of the loss of a step over that of the step before."""
+    as_reached: ClassVar[bool] = False
+    """Whether the loss of a step is also multiplied by (1 + acceptance) / 2 of each step before it (D-PACE): a step
+    that is seldom reached adds little to the expected length."""
 
     def __init__(self, target: Target, draft_ids: np.ndarray, num_steps: int) -> None:
         self.target, self.draft_ids, self.num_steps = target, draft_ids, num_steps
@@ -85,12 +91,15 @@ class Recipe(Trainee):
         with self.in_halves(self.rows.dtype == torch.bfloat16):
             reads = self.read_in_training(batch, moment)
         total, accepted, count = torch.zeros((), device=self.device), [], max(len(batch.anchors), 1)
+        reached = torch.ones(len(batch.anchors), device=self.device)
         for step, read in enumerate(reads):
             kept = batch.labelled(step)
             added = None if read.added is None else (read.added[0][kept], read.added[1])
-            weights = torch.full((int(kept.sum()),), self.decay**step / count, device=self.device)
+            weights = reached[kept] * (self.decay**step / count)
             parts = self.step_loss(Read(read.hidden[kept].float(), added), batch.teacher(step), weights, moment)
             total = total + parts.loss
+            if self.as_reached:
+                reached[kept] *= 0.5 + 0.5 * parts.acceptance
             accepted.append(parts.acceptance)
         further = self.further_loss(batch, reads, accepted)
         return total if further is None else total + further

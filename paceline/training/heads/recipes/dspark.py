@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -13,20 +14,32 @@ from paceline.models.torch_executor.heads.attention import Keys, attend, parts_o
 from paceline.models.torch_executor.heads.dspark import DSpark
 from paceline.training.heads.batches import Batch
 from paceline.training.heads.losses import Read
-from paceline.training.heads.recipes.base import Recipe, Target, with_norm_of
+from paceline.training.heads.recipes.base import REACHED_DECAY, Recipe, Target, with_norm_of
 from paceline.training.heads.taps import eagle_taps
 
-_LAYERS, _RANK = 2, 64
+_LAYERS, _RANK = 2, 128
 
 
 class DSparkRecipe(Recipe):
-    """Two layers with norms on queries and keys; the block's first row is the anchor, which drafts too."""
+    """Two layers with norms on queries and keys; the block's first row is the anchor, which drafts too.
 
-    family = "dspark"
+    Every query head has a key head of its own: what a block knows of the context comes through its values alone, which
+    shared heads would make narrower than the hidden state.
+    """
+
+    family, decay, as_reached = "dspark", REACHED_DECAY, True
+
+    def __init__(self, target: Target, draft_ids: np.ndarray, num_steps: int) -> None:
+        super().__init__(target, draft_ids, num_steps)
+        if self.config.markov_rank:
+            _only_named(cast(DSpark, self.net).markov_head.markov_w1.weight, self.ids)
 
     @staticmethod
     def describe(target: Target, draft_vocab_size: int, num_steps: int) -> HeadConfig:
-        layer = replace(target.config, model_type="qwen3", num_hidden_layers=_LAYERS, qk_norm=True, experts=None)
+        layer = replace(
+            target.config, model_type="qwen3", num_hidden_layers=_LAYERS, qk_norm=True, experts=None,
+            num_key_value_heads=target.config.num_attention_heads,
+        )  # fmt: skip
         return HeadConfig(
             "dspark", target.about, eagle_taps(target.about.num_hidden_layers), layer, _LAYERS, num_steps,
             draft_vocab_size, mask_token_id=target.mask_token_id, sample_from_anchor=True,
@@ -55,6 +68,15 @@ class DSparkRecipe(Recipe):
         if not net.config.markov_rank:
             return None
         return net.markov_head.markov_w1(tokens), net.markov_head.markov_w2.weight
+
+
+def _only_named(table: Tensor, ids: Tensor) -> None:
+    """Keep the rows of tokens other than `ids` at 0: they are too rare to learn from, and files leave them out."""
+    kept = torch.zeros(len(table), 1, device=table.device)
+    kept[ids] = 1
+    with torch.no_grad():
+        table.mul_(kept)
+    table.register_hook(lambda gradient: gradient * kept)
 
 
 def block_states(net: DSpark, batch: Batch, size: int) -> Tensor:

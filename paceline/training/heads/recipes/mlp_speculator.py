@@ -10,15 +10,18 @@ from paceline.models.heads.record import HeadConfig
 from paceline.models.torch_executor.heads.mlp_speculator import MlpSpeculator
 from paceline.training.heads.batches import Batch
 from paceline.training.heads.losses import Read
-from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.recipes.base import REACHED_DECAY, Recipe, Target
 
-_LEAST_WIDTH = 1024
+_LEAST_WIDTH = 1536
 
 
 class MlpSpeculatorRecipe(Recipe):
-    """A state of at least 1024 values; embeddings enter it with a root mean square of 1 / sqrt(width), as in fms."""
+    """A state of at least 1536 values, and steps that share their weights but for the first projection.
 
-    family = "mlp_speculator"
+    Embeddings enter the state with a root mean square of 1 / sqrt(width), as in fms.
+    """
+
+    family, decay, as_reached = "mlp_speculator", REACHED_DECAY, True
 
     @staticmethod
     def describe(target: Target, draft_vocab_size: int, num_steps: int) -> HeadConfig:
@@ -26,7 +29,7 @@ class MlpSpeculatorRecipe(Recipe):
         size = float(target.embedding.float().pow(2).mean().sqrt())
         return HeadConfig(
             "mlp_speculator", target.about, (NORMED,), None, 0, num_steps, draft_vocab_size, inner_size=inner,
-            scale_input=True, embedding_scale=1 / (size * inner**0.5),
+            scale_input=True, tied=True, embedding_scale=1 / (size * inner**0.5),
         )  # fmt: skip
 
     def build(self, target: Target) -> nn.Module:
