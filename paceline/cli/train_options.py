@@ -41,6 +41,7 @@ Exclude = Annotated[
 ]
 Steps = Annotated[int | None, typer.Option("--steps", help="Updates, in place of what the time allows.")]
 Rate = Annotated[float | None, typer.Option("--rate", help="Highest learning rate [by what is trained].")]
+Rows = Annotated[int, typer.Option("--rows", min=1, help="Least rows of text in an update.")]
 Work = Annotated[Path | None, typer.Option("--work", help="Folder of text and checkpoints [cache].")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the learning curve (.png, .svg).")]
 Seed = Annotated[int, typer.Option("--seed", help="Of text, order and start.")]
@@ -65,6 +66,7 @@ class TrainingRun:
     exclude: Exclude = None
     steps: Steps = None
     rate: Rate = None
+    rows: Rows = 2048
     work: Work = None
     plot: Plot = None
     seed: Seed = 0
@@ -104,7 +106,11 @@ class TrainingRun:
 
         rate = usual_rate if self.rate is None else self.rate
         return LoopSettings(
-            num_steps=self.steps, seconds=seconds_of("time_budget", self.time_budget), seed=self.seed, rate=rate
+            num_steps=self.steps,
+            seconds=seconds_of("time_budget", self.time_budget),
+            seed=self.seed,
+            rate=rate,
+            rows=self.rows,
         )
 
     def config(self) -> EngineConfig:
