@@ -30,16 +30,16 @@ from paceline.models.numba_executor.kv_cache import first_element, page_elements
 from paceline.models.numba_executor.operand import put
 
 MOST_BLOCKS = 24
-"""Most blocks that read a context together."""
+"""Most blocks in a run."""
 
 ELEMENTS_AT_ONCE = 8192
-"""Keys or values that every block works on before it is the next pages' turn: 32 KiB, to stay in the nearest cache."""
+"""Elements of keys or values that each block processes before the next pages: 32 KiB, to stay in the L1 cache."""
 
 ELEMENTS_NEAR = 1 << 16
-"""Keys of a context up to which its values are asked for while its keys are read: 128 to 256 KiB of each."""
+"""Most elements of keys with which values are prefetched while keys are read: 64 to 256 KiB of each."""
 
 SLACK = 2 * PAGE_SIZE
-"""Scores after a head's last position: the last page is scored whole, and one page aside."""
+"""Spare scores after a head's last position: the last page's rest, and a page for branches."""
 
 
 class Run(NamedTuple):
@@ -49,12 +49,12 @@ class Run(NamedTuple):
         all_heads: query heads of the model.
         kv_head, group, blocks: the key-value head, its query heads, and the blocks these fall into.
         head_dim, row_size: elements of a query, and of a row of queries, keys and values.
-        page_start, page_size: where page 0 has the key-value head's elements of this layer, and elements of a page.
+        page_start, page_size: first element of the key-value head and this layer in page 0; elements of a page.
         value_size: elements of a token's value, scales included.
         shared, natural, longest: positions that lie in the segment's pages for every row and for some row; keys of the
             longest row.
-        pages_at_once: pages that every block works on before it is the next pages' turn.
-        stride: scores of a head begin that many places after those of the one before.
+        pages_at_once: pages that each block processes before the next ones.
+        stride: distance from the scores of one head to those of the next.
         scale, cap: of scores; a cap of 0 is none.
         window: last keys that a row sees; 0 for all.
     """
@@ -82,13 +82,13 @@ class Run(NamedTuple):
 
 @kernel
 def blocks_per_group(shape):
-    """Blocks of at most `MOST_HEADS` heads that the query heads of one key-value head fall into."""
+    """Number of blocks of at most `MOST_HEADS` heads for the query heads of one key-value head."""
     return (shape.heads // shape.kv_heads + MOST_HEADS - 1) // MOST_HEADS
 
 
 @kernel
 def blocks_at_once(num_rows, num_segments, num_threads, shape):
-    """Blocks for a thread to take at a time: a segment's on the average, but some for every thread."""
+    """Blocks that a thread takes at a time: at most an average segment's, so that all threads get as many."""
     blocks = blocks_per_group(shape)
     most = min(MOST_BLOCKS, (num_rows + num_segments - 1) // num_segments * blocks)
     total = num_rows * shape.kv_heads * blocks
@@ -99,7 +99,7 @@ def blocks_at_once(num_rows, num_segments, num_threads, shape):
 
 @kernel(forceinline=True)
 def attend_blocks(first, last, layer, window, thread, shape, batch, scratch, keys, values):
-    """Blocks `first` .. `last` - 1, at most `MOST_BLOCKS`, of a layer's [kv_heads, rows, blocks of a group]."""
+    """Process blocks `first` .. `last` - 1, at most `MOST_BLOCKS`, of a layer's [kv_heads, rows, blocks of a group]."""
     per_head = len(batch.segments) * blocks_per_group(shape)
     while first < last:
         kv_head, start = divmod(first, per_head)
@@ -125,7 +125,7 @@ def attend_blocks(first, last, layer, window, thread, shape, batch, scratch, key
 def _first_run(
     first, end, kv_head, page_start, page_size, window, shape, value_size, segments, natural_lengths, num_keys
 ):
-    """The run that blocks `first` .. `end` - 1 begin with."""
+    """The first run in blocks `first` .. `end` - 1."""
     blocks, dim = blocks_per_group(shape), shape.head_dim
     row = first // blocks
     segment, shared, natural, longest = segments[row], natural_lengths[row], 0, 0
@@ -169,7 +169,7 @@ def _place(block, run):
 
 @kernel
 def _factor_place(at, head, run):
-    """Where the factor of a block's head waits that makes probabilities of its scores: the last place of its slack."""
+    """Index of the factor that normalises the scores of a block's head: the last place of its slack."""
     return at + (head + 1) * run.stride - 1
 
 
@@ -181,7 +181,7 @@ def _first_key(run, num_keys):
 
 @kernel
 def _locate_pages(run, table, page_starts, value_starts):
-    """Where key pages and values begin that lie in the segment's pages."""
+    """Store where keys and values in the segment's pages begin."""
     for page in range((run.natural + PAGE_SIZE - 1) // PAGE_SIZE):
         start = run.page_start + table[page] * run.page_size
         page_starts[page] = start
@@ -191,20 +191,20 @@ def _locate_pages(run, table, page_starts, value_starts):
 
 @kernel
 def _locate_own(run, natural, length, slots, page_starts, value_starts):
-    """Where the values of one row begin from the position on at which rows may part."""
+    """Store where one row's values begin, from the position on where rows may differ."""
     for j in range(run.shared, natural):
         value_starts[j] = page_starts[j // PAGE_SIZE] + j % PAGE_SIZE * run.value_size
     for j in range(max(run.shared, natural), length):
         page, place = divmod(slots[j - natural], PAGE_SIZE)
         value_starts[j] = run.page_start + page * run.page_size + place * run.value_size
-    value_starts[length] = value_starts[length - 1]  # an odd position more, of weight 0, completes the last pair
+    value_starts[length] = value_starts[length - 1]  # one more position, of weight 0, completes the last pair
 
 
 @kernel
 def _score_pages(run, qkv, keys, values, natural_lengths, num_keys, page_starts, scores):
     """Scores of the segment's pages, for every block from the first page that its row sees to its last."""
     if run.natural * run.head_dim > ELEMENTS_NEAR:
-        values = keys  # values asked for now would be gone again when they are needed
+        values = keys  # values prefetched now would be evicted before they are needed
     for page in range(0, (run.natural + PAGE_SIZE - 1) // PAGE_SIZE, run.pages_at_once):
         for block in range(run.first, run.last):
             row, head, heads, at = _place(block, run)
@@ -221,7 +221,7 @@ def _score_pages(run, qkv, keys, values, natural_lengths, num_keys, page_starts,
 
 @kernel
 def _finish_scores(run, qkv, keys, values, natural_lengths, num_keys, branch_slots, page_starts, scores):
-    """Scores of the rows' branches, then what `softmax` makes of all scores."""
+    """Scores of the rows' branches, then soft cap and `softmax` of all."""
     spare = len(page_starts) - PAGES_AHEAD - 1
     for block in range(run.first, run.last):
         row, head, heads, at = _place(block, run)
@@ -251,7 +251,7 @@ def _finish_scores(run, qkv, keys, values, natural_lengths, num_keys, branch_slo
 
 @kernel
 def _weigh_pages(run, scores, natural_lengths, num_keys, page_mass, num_pages):
-    """Add what each head gives to each page of its row's table to page_mass [rows, heads, pages]."""
+    """Add each head's attention to each page of its row's table to page_mass [rows, heads, pages]."""
     for block in range(run.first, run.last):
         row, head, heads, at = _place(block, run)
         for one in range(heads):
@@ -281,7 +281,7 @@ def _mix_values(run, values, natural_lengths, num_keys, branch_slots, page_start
 
 @kernel
 def _put_sums(run, scores, sums, mixed):
-    """Hand what the blocks have summed to `mixed`, rows of [heads, head_dim] (`operand.py`)."""
+    """Write the normalised sums of the blocks to `mixed`, rows of [heads, head_dim] (`operand.py`)."""
     dim = run.head_dim
     for block in range(run.first, run.last):
         row, head, heads, at = _place(block, run)

@@ -1,12 +1,11 @@
-"""Attention's arithmetic: scores, softmax and sums of one row and a few heads over paged keys and values.
+"""Arithmetic of attention: scores, softmax and weighted sums of one row and a few heads over paged keys and values.
 
 A key page is [head_dim, 16 tokens] and a value page [16 tokens, head_dim] per layer and key-value head, in 8 bits with
-scales (`kv_cache.py`). Scores of a
-page are sixteen lanes computed at once, each by the same chain of multiply-adds over the head dimension, and everything
-after them runs in order of the *logical* position: so a row gets bit for bit the same result whether its ancestors lie
-in one run, in pages far apart or on a branch of a tree. Query heads that share keys and values go together, up to three
-at a time, because reading a long context costs more than multiplying it; how many go together changes no bit, nor does
-it change any when a context is worked through in pieces. Not the place for who works on what and when (`attend.py`).
+scales (`kv_cache.py`). The sixteen scores of a page are the lanes of a vector, each the same chain of multiply-adds
+over the head dimension. All later operations go in order of *logical* position. So a row's result is bitwise the same
+whether its ancestors are in one run, in distant pages or on a branch of a tree. Up to three query heads that share keys
+and values are processed together, because reading a long context costs more than multiplying it. Neither their number
+nor splitting a context into pieces changes a bit. Not for the distribution of work (`attend.py`).
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
@@ -26,15 +25,15 @@ from paceline.models.numba_executor.kv_cache import GROUP, SCALE_BYTES
 MOST_HEADS = 3
 """Most query heads in one block: with four pages or columns each they fill 24 of the 32 vector registers of AVX-512."""
 PAGES_AHEAD = 4
-"""How many pages' keys are asked for before they are needed."""
+"""Pages scored at once; keys are prefetched as many ahead."""
 
 CACHE_LINE = 64
-"""Bytes that are fetched together."""
+"""Bytes of a cache line."""
 VALUES_AHEAD = PAGE_SIZE
-"""How many positions' values are asked for before they are needed."""
+"""Number of positions by which values are prefetched ahead."""
 
 NOTHING = np.float32(-np.inf)
-"""The score of a key that is not seen."""
+"""The score of a masked key."""
 _I64 = ir.IntType(64)
 
 
@@ -44,8 +43,8 @@ def _score_pages(
 ):  # fmt: skip
     """scores[h * stride + at + j] = q_h . key_j * scale for the keys j of `pages` (a literal) pages from `first` on.
 
-    `heads` is a literal too; query h begins at q[q_start + h * head_dim]. Pages are small and lie anywhere, which is
-    more than the processor's own prefetching can guess: the pages' values and the next keys are asked for on the way.
+    `heads` is a literal too; query h begins at q[q_start + h * head_dim]. The processor cannot predict
+    where the small pages lie, so the values of these pages and the next keys are prefetched meanwhile.
     """
     if not (isinstance(heads, types.IntegerLiteral) and isinstance(pages, types.IntegerLiteral)):
         return None
@@ -63,7 +62,7 @@ def _score_pages(
             return v.element_pointer(context, builder, q, q_array, at)
 
         def some(numbers):
-            """The scores of a few of the pages, whose sums stay in registers."""
+            """Scores of the pages `numbers`, whose sums stay in registers."""
             key_pages, value_pages = ([start(array, number) for number in numbers] for array in (k_array, v_array))
             next_pages = [start(k_array, num_pages + number) for number in numbers]
 
@@ -111,14 +110,14 @@ def _score_pages(
 
 
 def _that_fit(context, each: int, count: int) -> int:
-    """Of `count` (a power of two) parts with `each` sums: how many at a time stay in registers."""
+    """How many of `count` (a power of two) parts of `each` sums fit in registers at a time."""
     while count > 1 and count * each > isa.sums_in_registers(context):
         count //= 2
     return count
 
 
 def _value_lanes(context, builder, dtype, row, first_column, num_vectors, dim):
-    """Vectors of a token's value from `first_column` on, a multiple of 32 where there is more than one."""
+    """Vectors of a token's value from `first_column` on; of more than one, that is a multiple of 32."""
     out, scale = [], None
     for number in range(num_vectors):
         column = builder.add(first_column, _I64(number * v.LANES))
@@ -139,10 +138,10 @@ def _mix_columns(
     typingctx, heads, vectors, scores, at, stride, values, value_starts, first, pairs, column, sums, sums_start,
     head_dim,
 ):  # fmt: skip
-    """Even and odd sums_h[16 `vectors` columns from `column`] += scores[at + h * stride + j] value_j.
+    """sums_h[16 * `vectors` columns from `column`] += scores[at + h * stride + j] value_j, separately for even, odd j.
 
-    For the 2 `pairs` positions j from the even `first` on. `heads` and `vectors` are literals; `sums` are those of the
-    heads over even positions, then over odd ones, `head_dim` each.
+    j are the 2 * `pairs` positions from the even `first` on. `heads` and `vectors` are literals. `sums` are
+    [heads, head_dim] over even positions, then over odd ones.
     """
     if not (isinstance(heads, types.IntegerLiteral) and isinstance(vectors, types.IntegerLiteral)):
         return None
@@ -152,7 +151,7 @@ def _mix_columns(
         _, _, s_array, s_start, s_stride, v_array, starts, begin, end, first_of_all, o_array, o_start, dim = args
 
         def some(first_vector):
-            """The sums over some columns, which stay in registers."""
+            """Sums of some columns, which stay in registers."""
             first_column = builder.add(first_of_all, _I64(first_vector * v.LANES))
 
             def step(i, sums):
@@ -197,7 +196,7 @@ def _mix_columns(
 
 @kernel
 def cap_scores(scores, first, length, cap):
-    """`length` scores from `first` on, each c tanh(score / c) (Gemma 2); others up to a multiple of 16 are touched."""
+    """Replace `length` scores from `first` on by c tanh(score / c) (Gemma 2), and up to 15 after them."""
     for i in range(first, first + length, v.LANES):
         v.store(scores, i, v.soft_cap(v.load(scores, i), cap))
 
@@ -206,7 +205,7 @@ def cap_scores(scores, first, length, cap):
 def softmax(scores, first, length):
     """Turn `length` scores from `first` on into e^(score - highest) in place; zeros after them up to a multiple of 16.
 
-    Returns what makes probabilities of them: 1 over their sum.
+    Returns 1 / their sum, the factor that normalises them.
     """
     padded = (length + v.LANES - 1) // v.LANES * v.LANES
     for i in range(first + length, first + padded):
@@ -295,7 +294,7 @@ def mix(heads, scores, at, stride, values, value_starts, first, stop, sums, sums
 
 @kernel
 def add_halves(sums, start, odd, size, factor):
-    """sums[start : start + size] += sums[odd : odd + size], times `factor`: sums over even and over odd positions."""
+    """sums[start + i] = (sums[start + i] + sums[odd + i]) * `factor` for i < size: even plus odd positions."""
     factors = v.splat(factor)
     for i in range(size // v.LANES):
         at = i * v.LANES

@@ -1,14 +1,14 @@
-"""Matrix products of few rows with packed weights: the kernel that decoding spends its time in.
+"""Matrix products of few rows with packed weights, which take most of the time of decoding.
 
 Weights [N, K] are packed into panels of 32 output rows with one scale per output row. In float32, bfloat16 (as uint16)
 and int8 a panel is [K, 32]: for k = 0, 1, .. K-1 a tile of up to 12 rows of activations widens 32 weights in registers
 and does one fused multiply-add per row. In 8-bit products (uint8) it is [K / 4, 32, 4]: activations are 8-bit codes
-(`operand.py`), products of a group of 32 are summed as integers, and the groups' sums in their order as floats. Either
-way every output is summed in the same order whatever the number of rows: **a row's result does not depend, bit for
-bit, on which rows share the pass**. At few rows the cost is the reading of the weights, which is why verifying five
-tokens costs little more than decoding one.
+(`operand.py`), products of a group of 32 are summed as integers, and the sums of groups in order as floats. Either way
+every output is summed in the same order whatever the number of rows: **a row's result does not depend, bit for bit, on
+which rows share the pass**. With few rows the cost is reading the weights, so verifying five tokens costs little more
+than decoding one.
 
-Not the place for threads (`team.py`) or for what is multiplied (`forward.py`).
+Not for threads (`team.py`) or for the layers of a model (`forward.py`).
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false

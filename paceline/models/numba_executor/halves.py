@@ -19,17 +19,17 @@ _SIGN, _MAGNITUDE = 0x8000, 0x7FFF
 """Bits of a half."""
 _INFINITE = 0x7C00
 _MOVED = 13
-"""Bits that a float's mantissa has more."""
+"""Extra bits of a float's mantissa."""
 _TO_FLOAT = 2.0**112
-"""A half's bits, moved to a float's place, are a number so many times too small: exponents begin at 127, not 15."""
+"""Factor by which a half's bits, shifted to a float's place, are too small: its exponent bias is 127, not 15."""
 _FLOAT_MAGNITUDE, _FLOAT_INFINITE = 0x7FFFFFFF, 0x7F800000
 _BEYOND, _SMALLEST_NORMAL = 0x47800000, 0x38800000
 """As bits of a float: 65,536, and 2^-14, below which halves are denormal."""
 _HALF = 0x3F000000
-"""Added to a number below 2^-14, 0.5 leaves in the mantissa the number in steps of 2^-24, rounded to even: a denormal
-half."""
+"""Bits of 0.5: added to a number below 2^-14, it leaves a denormal half in the mantissa (steps of 2^-24, rounded to
+even)."""
 _REBIASED = -(112 << 23) + (1 << _MOVED - 1) - 1
-"""To add to the bits of a float before moving them: another bias, and what rounds (ties are up to the last bit)."""
+"""Added to a float's bits before the shift: changes the bias and rounds (with the last bit, ties to even)."""
 
 
 def widen_ir(context: Any, builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
@@ -70,7 +70,7 @@ def narrow_ir(context: Any, builder: ir.IRBuilder, floats: ir.Value) -> ir.Value
 
 
 def _has_instruction(context: Any) -> bool:
-    """Whether the processor that is compiled for converts them itself."""
+    """Whether the target processor has conversion instructions."""
     return any(isa.has_feature(context, feature) for feature in ("f16c", "neon"))
 
 
@@ -80,5 +80,5 @@ def _like(value: ir.Value, element: ir.Type) -> ir.Type:
 
 
 def _same(kind: ir.Type, number: float) -> ir.Constant:
-    """`number` in every place of a value of that type."""
+    """A constant with `number` in every lane."""
     return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)

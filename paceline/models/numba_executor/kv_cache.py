@@ -1,11 +1,10 @@
-"""Paged keys and values in float32, float16 or 8 bits, and how a token's are written.
+"""Paged keys and values in float32, float16 or 8 bits, and how those of a token are written.
 
-A page holds 16 tokens of all layers side by side, so that a short text touches few places of memory: the first touch of
-each costs a huge page of 2 MiB. Of one layer and key-value head it has [head_dim, 16 tokens] for keys and [16 tokens,
-head_dim] for values. In 8 bits each 32 numbers of a token share a float16 scale, largest magnitude / 127 (the groups of
-llama.cpp's Q8_0): a key page goes on with [head_dim / 32, 16 tokens] scales, a value row with head_dim / 32 of them.
-Rounding looks at one token only, so a row still does not depend on which rows share its pass. Not for reading them back
-in a pass (`attention.py`).
+A page holds 16 tokens of all layers, so that a short text touches few huge pages of 2 MiB. Per layer and key-value head
+it has keys [head_dim, 16 tokens] and values [16 tokens, head_dim]. In 8 bits each 32 numbers of a token share a float16
+scale, largest magnitude / 127 (the groups of llama.cpp's Q8_0). The scales [head_dim / 32, 16 tokens] follow a page's
+keys; head_dim / 32 scales follow each token's value. Rounding depends on one token only, so a row's result still does
+not depend on which rows share its pass. Not for reading in a pass (`attention.py`).
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
@@ -67,7 +66,7 @@ class NumbaCache:
 
 
 class RoundedCache(NumbaCache):
-    """The same in 8 bits: bytes [pages, layers, kv_heads, bytes of a page] of keys and of values."""
+    """A cache in 8 bits: bytes [pages, layers, kv_heads, bytes of a page] of keys and of values."""
 
     def __init__(self, shape: Any, num_pages: int) -> None:
         self.num_pages, dim = num_pages, shape.head_dim
@@ -143,12 +142,12 @@ def row_bytes(head_dim: int) -> int:
 
 
 def flat(cached: np.ndarray) -> np.ndarray:
-    """Keys or values as the kernels take them: Numba knows no float16, so its bits go as int16."""
+    """Flat keys or values for kernels; float16 is viewed as int16, as Numba has no float16."""
     return cached.reshape(-1).view(np.int16 if cached.dtype == np.float16 else cached.dtype)
 
 
 def row_elements(cached, head_dim):
-    """Elements that a token's value takes, or a page of keys per token; compiled code only."""
+    """Elements of a token's value, or of a key page per token; compiled code only."""
     raise NotImplementedError
 
 
@@ -161,13 +160,13 @@ def _row_elements(cached, head_dim):
 
 @kernel
 def page_elements(cached, shape):
-    """Elements of a page: one token's times 16, of all layers and key-value heads."""
+    """Elements of a page of keys or of values, of all layers and key-value heads."""
     return shape.layers * shape.kv_heads * row_elements(cached, shape.head_dim) * PAGE_SIZE
 
 
 @kernel
 def first_element(cached, shape, page, layer, head):
-    """Where a page has what is of one layer and key-value head."""
+    """Index of a page's first element of a layer and head."""
     size = row_elements(cached, shape.head_dim) * PAGE_SIZE
     return ((page * shape.layers + layer) * shape.kv_heads + head) * size
 
@@ -200,7 +199,7 @@ def _write_token(keys, values, start, place, head_dim, source, key, value):
 
 @kernel
 def _write_group(source, start, out, first, stride, scale_at):
-    """32 numbers as codes `stride` apart from out[first] on, and their scale at the byte `scale_at`."""
+    """Write 32 numbers as codes `stride` apart from out[first] on, and their scale at the byte `scale_at`."""
     low, high = v.load(source, start), v.load(source, start + v.LANES)
     zero = v.splat(np.float32(0))
     magnitude = v.maximum(v.maximum(low, v.sub(zero, low)), v.maximum(high, v.sub(zero, high)))
@@ -212,7 +211,7 @@ def _write_group(source, start, out, first, stride, scale_at):
 
 @intrinsic
 def _store_scale(typingctx, array, index, value):
-    """Write a float32 as float16 at byte `index`; returns it as it was rounded."""
+    """Write a float32 as float16 at byte `index`; returns the rounded value."""
 
     def emit(context, builder, sig, args):
         pointer = v.element_pointer(context, builder, array, args[0], args[1])
@@ -225,7 +224,7 @@ def _store_scale(typingctx, array, index, value):
 
 @intrinsic
 def _scatter_codes(typingctx, array, index, stride, value):
-    """Lane i, rounded to even and held within 127, to element index + i * stride."""
+    """Element index + i * stride = lane i, rounded to even, clamped to -127 .. 127."""
 
     def emit(context, builder, sig, args):
         pointer = v.element_pointer(context, builder, array, args[0], args[1])

@@ -1,4 +1,4 @@
-"""The linear parts of a layer: products with panels taken in chunks, and the first half of a feed-forward.
+"""Linear layers for a team of threads: products, and the gated half of a feed-forward, in chunks of panels.
 
 Shared by the dense layer (`forward.py`) and the mixture of experts (`experts.py`).
 """
@@ -43,7 +43,7 @@ def product(
 
 @kernel
 def _activate(buffer, start, shape):
-    """A panel in place: silu or gelu (by its tanh formula) of it, times the panel after it where there is a gate.
+    """Apply silu or gelu (tanh formula) to a panel in place; with a gate, multiply by the panel after it.
 
     Both are x / (1 + e^-y), with y = x or twice the argument of the tanh.
     """
@@ -61,7 +61,7 @@ def _activate(buffer, start, shape):
 
 @kernel
 def _finish(buffer, num_rows, shape, out, first_row, depth, column):
-    """Hand over what the feed-forward makes of [num_rows, gate panel | up panel], or [num_rows, up panel]."""
+    """Write act(gate) * up of rows [gate panel | up panel], or act(up) of rows [up panel], to `out`."""
     width = 2 * PANEL if shape.gated else PANEL
     for row in range(num_rows):
         _activate(buffer, row * width, shape)
@@ -86,7 +86,7 @@ def inner_panel(
 def inner_product(
     counters, phase, thread, num_threads, num_rows, shape, x, w, scales, bias, layer, inner, scratch, out
 ):  # fmt: skip
-    """out [rows, inner] of a feed-forward: a thread gates each pair of panels while it is still in its cache."""
+    """out [rows, inner] of a feed-forward; a thread applies the gate to panels while they are in its cache."""
     panels = inner // PANEL
     size = chunk(panels, num_threads)
     first = thread * size

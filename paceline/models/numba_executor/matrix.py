@@ -1,7 +1,7 @@
-"""What every linear layer calls, whatever its weights are: a product with packed panels, and a row read back.
+"""Operations on packed weights of any format: the product of a linear layer, and reading one row.
 
-Weights are a flat array of panels in one number type (`gemm.py`) or `Blocks` (`blocks/product.py`); which, is known
-when a pass is compiled.
+Weights are a flat array of panels in one number type (`gemm.py`) or `Blocks` (`blocks/product.py`); compilation of a
+pass chooses between the two.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
@@ -20,7 +20,7 @@ def multiply(
     x, first_row, num_rows, depth, w, w_first, scales, bias, vector_first, out, out_first, out_stride, first_panel,
     last_panel, add, wide,
 ):  # fmt: skip
-    """See `gemm.multiply`; `scales` are not looked at where `w` is `Blocks`; compiled code only."""
+    """See `gemm.multiply`; `scales` are ignored if `w` is `Blocks`; compiled code only."""
     raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""What is done to one row at a time: the norm, and the rotation of a head by its position.
+"""Operations on one row: RMS norm, layer norm, and rotary embedding of a head.
 
 Shared by the target's pass (`forward.py`) and the passes of draft heads (`heads/`). Not for products (`gemm.py`).
 """

@@ -1,7 +1,7 @@
-"""What becomes of a tile's sums: scaled, shifted, added to what stands there, stored.
+"""Operations on a tile of sums: scaling, adding a bias or the stored output, and storing.
 
-A tile is a tuple of vectors, two per row of activations: the 32 outputs of one panel of weights. Not the place for how
-the sums come about (`gemm.py`).
+A tile is a tuple of vectors, two per row of activations: the 32 outputs of one panel of weights. Not for computing the
+sums (`gemm.py`).
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
@@ -17,7 +17,7 @@ _I64 = ir.IntType(64)
 
 
 def _on_tile(emit_each):
-    """An intrinsic (tile, low, high) -> tile applying `emit_each` to each half-row with the half's own vector."""
+    """An intrinsic (tile, low, high) -> tile: `emit_each` of each row's first half and low, second half and high."""
 
     def emit(context, builder, sig, args):
         count = sig.args[0].count
@@ -55,7 +55,7 @@ def store_tile(typingctx, tile, out, start, stride):
 
 @intrinsic
 def add_stored(typingctx, tile, out, start, stride):
-    """A tile plus what stands at out[start + row * stride]."""
+    """A tile plus the values at out[start + row * stride]."""
 
     def emit(context, builder, sig, args):
         pointers = _tile_pointers(context, builder, out, *args[1:], tile.count)

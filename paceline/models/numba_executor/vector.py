@@ -1,9 +1,9 @@
-"""Sixteen float32 lanes as a Numba type, and the few operations the kernels need on them.
+"""A Numba type of sixteen float32 lanes, and the few operations the kernels need on it.
 
-LLVM maps a `Vector` to one 512-bit register, two 256-bit ones or four 128-bit ones, whatever the machine has, with the
-same result bit for bit: every operation is lane by lane, and every multiply-add is fused. Kernels stay readable Python
-while their inner loops are the instructions we mean. Not the place for anything that knows what it computes
-(`gemm.py`, `attention.py`).
+LLVM maps a `Vector` to one 512-bit register, two 256-bit ones or four 128-bit ones, depending on the processor. Results
+are bitwise the same: every operation is lane by lane, and every multiply-add is fused. Kernels stay readable Python,
+while their inner loops compile to the intended instructions. Not for the kernels themselves (`gemm.py`,
+`attention.py`).
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
@@ -59,7 +59,7 @@ def element_pointer(
 
 
 def load_widened(context: Any, builder: ir.IRBuilder, dtype: types.Type, pointer: ir.Value) -> ir.Value:
-    """Sixteen stored elements as float32: float32 as is, int16 as float16, uint16 as bfloat16, int8 as itself."""
+    """Load sixteen elements as float32; arrays of int16 hold float16, those of uint16 bfloat16, of int8 integers."""
     if dtype == types.float32:
         return builder.load(builder.bitcast(pointer, VECTOR_IR.as_pointer()), align=4)
     if dtype == types.int16:
@@ -76,12 +76,12 @@ def load_widened(context: Any, builder: ir.IRBuilder, dtype: types.Type, pointer
 
 
 def narrow_ir(context: Any, builder: ir.IRBuilder, dtype: types.Type, value: ir.Value) -> ir.Value:
-    """A vector as it is stored in an array of float32, or of int16 that holds float16, rounded to nearest even."""
+    """A vector as stored in an array of float32, or as float16, rounded to nearest even, in one of int16."""
     return halves.narrow_ir(context, builder, value) if dtype == types.int16 else value
 
 
 def store_ir(builder: ir.IRBuilder, value: ir.Value, pointer: ir.Value) -> None:
-    """Sixteen float32 elements to a pointer of any alignment."""
+    """Store sixteen float32 elements at a 4-byte aligned pointer."""
     builder.store(value, builder.bitcast(pointer, VECTOR_IR.as_pointer()), align=4)
 
 
@@ -91,7 +91,7 @@ def fma_ir(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.V
 
 
 def prefetch_ir(builder: ir.IRBuilder, pointer: ir.Value) -> None:
-    """Ask for the cache line at `pointer`, which need not be mapped, for a read soon."""
+    """Prefetch the cache line at `pointer`, which need not be mapped, for reading."""
     byte = builder.bitcast(pointer, ir.IntType(8).as_pointer())
     kind = ir.FunctionType(ir.VoidType(), [byte.type, _I32, _I32, _I32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -104,7 +104,7 @@ def accumulate_ir(
     starts: list[ir.Value],
     step: Callable[[ir.Value, list[ir.Value]], list[ir.Value]],
 ) -> list[ir.Value]:
-    """Vectors that go from `starts` through step(i, vectors) -> vectors for i in 0 .. steps - 1 (at least one)."""
+    """The vectors after a loop of vectors = step(i, vectors), i = 0 .. steps - 1 (at least one), from `starts`."""
     index = steps.type
     before, loop, done = builder.block, builder.append_basic_block("step"), builder.append_basic_block("end")
     builder.branch(loop)
@@ -124,8 +124,8 @@ def accumulate_ir(
 def each_ir(builder: ir.IRBuilder, count: int, one: Callable[[ir.Value], None]) -> None:
     """one(i) for i in 0 .. count - 1, as a loop that LLVM does not unroll: it cannot know `count`.
 
-    Of what is unrolled it works on all at once, which takes registers for all, and for the pointers of all. One or two
-    are not worth a loop.
+    LLVM interleaves unrolled iterations, which takes registers for the values and pointers of all. One or two
+    iterations are not worth a loop.
     """
     index = ir.IntType(64)
     if count <= 2:
@@ -157,7 +157,7 @@ class Vectors:
 
 
 def call(builder: ir.IRBuilder, name: str, result: ir.Type, args: Sequence[ir.Value]) -> ir.Value:
-    """A call of one of LLVM's own functions."""
+    """A call of an LLVM intrinsic."""
     kind = ir.FunctionType(result, [a.type for a in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
 
