@@ -1,6 +1,6 @@
-"""Matrices in the blocks a GGUF file stores: 2- to 8-bit codes with a scale per 16 or 32, multiplied as they are.
+"""Products with matrices in the blocks of GGUF files: 2- to 8-bit codes with a scale per 16 or 32 weights.
 
-`formats.py` says what each kind of block holds, `unpack.py` reads the file's bytes, `pack.py` lays them out for the
-kernels, `kernels.py` compiles one kernel per kind and `product.py` calls it. Not for who has which tensor
+`formats.py` describes each kind of block, `unpack.py` reads the file's bytes, `pack.py` lays them out for the kernels,
+`kernels.py` compiles one kernel per kind and `product.py` calls it. Not for finding tensors in files
 (`models/gguf_file.py`).
 """

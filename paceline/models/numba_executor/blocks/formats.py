@@ -1,10 +1,10 @@
-"""What each kind of block holds and how its numbers lie in a packed panel.
+"""Kinds of blocks, and the layout of their numbers in a packed panel.
 
-A weight is scale * (code - zero) + shift, for a scale and a shift that `span` neighbours in a row share. In *flat*
-formats both are float16 numbers, or a scale is a power of two of which a byte is the exponent (E8M0 of the OCP
-microscaling formats). In *stepped* formats a float16 number per 256 weights is multiplied with a whole
-number per span. A panel has 32 rows of the matrix, in two halves one after the other; 32 weights of each row are a
-group, stored as bit planes (`pack.py`).
+A weight is scale * (code - zero) + shift; `span` neighbours in a row share the scale and the shift. In *flat* formats
+both are float16 numbers, or a scale is a power of two stored as its exponent in a byte (E8M0 of the OCP microscaling
+formats). In *stepped* formats a float16 number per 256 weights is multiplied by an integer per span. A panel has 32
+rows of the matrix, in two halves one after the other; 32 weights of each row are a group, stored as bit planes
+(`pack.py`).
 """
 
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from typing import NamedTuple
 PANEL = 32
 """Rows of the matrix in a panel: outputs that are computed together."""
 HALF = 16
-"""Rows in half a panel: the lanes of a vector. With one register per row of activations for integer sums and one for
-float sums, eight rows and more fit into the registers; with a whole panel they would not."""
+"""Rows in half a panel: the lanes of a vector. With a register for integer sums and one for float sums per row of
+activations, eight rows and more fit into the registers; with a whole panel they would not."""
 GROUP = 32
-"""Weights of a row in a group. As many activations share a scale, and as many outputs a panel: who computes a panel can
-round it."""
+"""Weights of a row in a group: as many as outputs of a panel, so that the thread that computes a panel can round its
+outputs."""
 STEPS = 8
-"""Steps of four weights in a group, the bytes of one 32-bit lane."""
+"""Steps in a group, each of four weights: the bytes of a 32-bit lane."""
 LINE = 64
 """Bytes of a vector register: four weights of sixteen rows, one byte each."""
 SUPER = 256
-"""Weights under one float16 number in stepped formats."""
+"""Weights that share a float16 number in stepped formats."""
 
 
 class Field(NamedTuple):
-    """Where some bits of the codes that a step multiplies lie: in which line of a group, from which bit of a byte on,
-    how many; and at which bit of the code they belong."""
+    """Location of some bits of a step's codes: the line of the group, the first bit in a byte, the number of bits;
+    and their first bit in the code."""
 
     line: int
     start: int
@@ -44,12 +44,12 @@ class BlockFormat:
         planes: bits of a code in each bit plane, lowest bits first; a plane of 6 bits has four codes in three bytes.
         span: weights that share a scale, 16 or 32.
         zero: the code of a weight of 0 where there is no shift; a power of two, or 0.
-        stepped: whether scales are whole numbers under a float16 number per 256 weights.
-        signed: whether those whole numbers are signed.
+        stepped: whether a scale is an integer times a float16 number per 256 weights.
+        signed: whether those integers are signed.
         shifts: whether there is a shift besides the scale.
-        zero_points: whether a shift is stored as the code of a weight of 0: it is minus the scale times that.
+        zero_points: whether a shift is -scale * zero point, and stored as the zero point.
         exponents: whether a scale is 2^(e - 128) for a byte e.
-        table: what the sixteen codes stand for (then `zero` is that of the table's entries); empty for themselves.
+        table: entries that replace the sixteen codes (`zero` is then subtracted from these); empty for none.
     """
 
     name: str
@@ -65,7 +65,7 @@ class BlockFormat:
 
     @property
     def unit(self) -> int:
-        """Weights of a row that lie together: a group, or all under one float16 number."""
+        """Weights of a row that are stored together: a group, or `SUPER`."""
         return SUPER if self.stepped else GROUP
 
     @property
@@ -74,7 +74,7 @@ class BlockFormat:
         return sum(self.planes) * HALF * GROUP // 8
 
     def fields(self, step: int) -> tuple[Field, ...]:
-        """Where the codes lie that a step multiplies."""
+        """Locations of the bits of a step's codes."""
         out, line, place = [], 0, 0
         for bits in self.planes:
             if bits == _SIX:
@@ -86,17 +86,17 @@ class BlockFormat:
 
     @property
     def float_bytes(self) -> int:
-        """Bytes of the float16 numbers or exponents of a unit in half a panel, which it begins with: scales, shifts."""
+        """Bytes of scales and shifts, float16 numbers or exponents, at the beginning of a unit in half a panel."""
         return HALF if self.exponents else 2 * HALF * (1 + self.shifts)
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of the whole numbers of a unit, which are next, for scales or for shifts; 0 in flat formats."""
+        """Bytes of a unit's integers, which are next, for scales or for shifts; 0 in flat formats."""
         return HALF * (SUPER // self.span) if self.stepped else 0
 
     @property
     def head_bytes(self) -> int:
-        """Bytes before the codes of a unit; large units keep codes at the beginning of a line."""
+        """Bytes before the codes of a unit; in stepped formats a multiple of `LINE`."""
         size = self.float_bytes + self.step_bytes * (1 + self.shifts)
         return -(-size // LINE) * LINE if self.stepped else size
 
@@ -107,7 +107,7 @@ class BlockFormat:
 
     @property
     def largest_code(self) -> int:
-        """What a byte that is multiplied can be at most."""
+        """The largest byte that is multiplied."""
         return max(self.table) if self.table else 2 ** sum(self.planes) - 1
 
 
@@ -115,7 +115,7 @@ _SIX = 6
 
 
 def _six_bits(line: int, step: int) -> list[Field]:
-    """Three of four steps have the upper six bits of three lines, the fourth the lower two of each."""
+    """Of four steps, three are the upper six bits of a line each, the fourth the lower two of all three."""
     first, number = line + step // 4 * 3, step % 4
     if number < 3:
         return [Field(first + number, 2, _SIX, 0)]
@@ -129,7 +129,7 @@ _FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _FP4 = tuple(16 + value for value in _FP4_VALUES)
 
 INT4 = "INT4"
-"""The name here of blocks of 32 codes with a scale and a zero point, as GPTQ and AWQ have them; GGUF has no such."""
+"""Paceline's name for blocks of 32 codes with a scale and a zero point, as in GPTQ and AWQ; GGUF has none."""
 
 FORMATS = {
     f.name: f
@@ -150,7 +150,7 @@ FORMATS = {
         BlockFormat("MXFP4", (4,), zero=16, exponents=True, table=_FP4),
     )
 }
-"""By GGUF's names and `INT4`."""
+"""By GGUF's names, and `INT4`."""
 
 NAMES = tuple(FORMATS)
-"""Their order is their number in files of converted weights."""
+"""Files of converted weights store an index in this tuple."""

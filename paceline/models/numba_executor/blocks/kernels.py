@@ -1,8 +1,8 @@
 """One compiled function per kind of block, called by its address.
 
-A pass that named the kernels of every format would compile all of them for every model. So `forward` is compiled once
-for all files of blocks and calls what stands in a table; each format's kernel is compiled when the first file with it
-is loaded, and kept on disk. Not for what a kernel computes (`sums.py`).
+A pass that referred to the kernels of all formats would compile all of them for every model. So `forward` is compiled
+once for all formats and calls kernels by addresses in a table; a format's kernel is compiled when the first file with
+it is loaded, and kept on disk. Not for the arithmetic (`sums.py`).
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
@@ -27,10 +27,9 @@ TILE_ROWS = 8
 
 TILE_SIGNATURE = types.void(*[types.int64] * 11)
 """Rows (1 to 8) and groups; addresses of the first row's codes, scales, halves and totals (`Operand`), of the panel, of
-the bias of its 32 outputs (0 for none), of the output; elements from a row of it to the next; 1 to add to what it
-holds."""
+the bias of its 32 outputs (0 for none), of the output; the output's row stride in elements; 1 to add to the output."""
 ROW_SIGNATURE = types.void(*[types.int64] * 4)
-"""Groups; address of the panel; which of its 32 rows; address of the floats to write."""
+"""Groups; address of the panel; row of the panel (0 to 31); address of the floats to write."""
 
 _I64 = ir.IntType(64)
 
@@ -85,7 +84,7 @@ def _multiply(typingctx, rows, form, groups, codes, scales, halves, totals, pane
 
 
 def _where(builder: ir.IRBuilder, flag: ir.Value, sums: list[ir.Value], place: Callable) -> list[ir.Value]:
-    """sums, plus the vectors at the places where `flag` is not 0."""
+    """sums; if `flag` is not 0, plus the vectors at place(i)."""
     before = builder.block
     with builder.if_then(builder.icmp_signed("!=", flag, _I64(0))):
         stored = [builder.load(builder.bitcast(place(i), v.VECTOR_IR.as_pointer()), align=4) for i in range(len(sums))]
@@ -159,13 +158,13 @@ def _compiled(function: Callable, signature: Any) -> Callable[..., None]:
 
 @cache
 def addresses(form: str) -> tuple[int, int]:
-    """Where the two kernels of a format begin, compiled or loaded by now."""
+    """Addresses of a format's tile and row kernels, compiled or loaded."""
     return _address(_kept(make_tile, form)), _address(_kept(make_row, form))
 
 
 @cache
 def _kept(make: Callable[[str], Any], form: str) -> Any:
-    """Machine code lives as long as its function: this one for good."""
+    """Keeps the function, because its machine code is freed with it."""
     return make(form)
 
 

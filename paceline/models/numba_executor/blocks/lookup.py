@@ -1,4 +1,4 @@
-"""Sixteen-entry tables on vectors of bytes: a shuffle instruction where there is one, else a tree of selections."""
+"""Looks bytes up in sixteen-entry tables: by a shuffle instruction where there is one, else by selects."""
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportReturnType=false
 # (llvmlite is untyped)
@@ -58,7 +58,7 @@ def _by_quarters(builder: ir.IRBuilder, codes: ir.Value, table: tuple[int, ...])
 
 
 def _selected(builder: ir.IRBuilder, codes: ir.Value, table: tuple[int, ...]) -> ir.Value:
-    """By the bits of the code, highest last: half as many candidates after every bit."""
+    """Selects by the code's bits, lowest first; each bit halves the candidates."""
     candidates = [ir.Constant(_LINE_IR, [entry] * LINE) for entry in table]
     bit = 1
     while len(candidates) > 1:

@@ -1,9 +1,9 @@
-"""Codes, scales and shifts of 32 rows as the bytes of a panel, in the order in which a kernel reads them.
+"""Packs codes, scales and shifts of 32 rows into a panel, in the order in which kernels read them.
 
 Each half of a panel, 16 rows, is a sequence of units: the unit's scales and shifts, those of all rows side by side,
 then the codes of its groups. The four weights that a step multiplies, of 16 rows, are one register of 64 bytes.
-Registers of few bits share a line of 64 bytes (`BlockFormat.fields`), so a line is loaded once and every register is a
-shift and a mask of it.
+Registers with fewer than 8 bits per code share a line of 64 bytes (`BlockFormat.fields`); a line is loaded once, and
+every register is a shift and a mask of it.
 """
 
 import numpy as np

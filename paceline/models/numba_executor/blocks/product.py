@@ -1,6 +1,6 @@
 """Products of rounded activations with a matrix of blocks, panel by panel through the kernel of each panel's format.
 
-The twin of `gemm.multiply` for matrices of blocks, whose panels may differ in format: files mix them. Not for threads
+The counterpart of `gemm.multiply` for matrices of blocks, whose panels may differ in format. Not for threads
 (`team.py`).
 """
 
@@ -20,7 +20,7 @@ from paceline.models.numba_executor.blocks.kernels import ROW_SIGNATURE, TILE_RO
 from paceline.models.numba_executor.kernel import kernel
 
 CACHE_BYTES = 1 << 19
-"""Codes of activations that a block of rows may occupy, so that they stay in the second-level cache."""
+"""Most bytes of activation codes in a block of rows, so that they stay in the L2 cache."""
 
 
 class Blocks(NamedTuple):
@@ -39,7 +39,7 @@ class Blocks(NamedTuple):
 
 
 def with_kernels(data: np.ndarray, starts: np.ndarray, numbers: np.ndarray) -> Blocks:
-    """`Blocks` of panels whose format is NAMES[number]; compiles what is not compiled yet."""
+    """`Blocks` of panels in formats NAMES[numbers[i]]; compiles missing kernels."""
     tiles, rows = np.zeros(len(NAMES), np.int64), np.zeros(len(NAMES), np.int64)
     for number in np.unique(numbers):
         tiles[number], rows[number] = addresses(NAMES[number])
@@ -57,13 +57,13 @@ def address_of(typingctx, array, index):
 
 
 def _caller(signature):
-    """An intrinsic (address, *arguments) that calls a compiled function with the numbers of `signature`."""
+    """An intrinsic (address, *arguments) that calls the compiled function of `signature` at an address."""
 
     def emit(context, builder, sig, args):
         kind = context.call_conv.get_function_type(types.none, signature.args)
         function = builder.inttoptr(args[0], kind.as_pointer())
         unused = [ir.Constant(pointer, None) for pointer in kind.args[:2]]
-        for number, pointer in enumerate(kind.args[:2]):  # where a function leaves its result and its exception
+        for number, pointer in enumerate(kind.args[:2]):  # the function writes its result and exception there
             unused[number] = builder.alloca(pointer.pointee)
         builder.call(function, [*unused, *args[1:]])
         return context.get_dummy_value()
@@ -82,7 +82,7 @@ def multiply_blocks(
     x, first_row, num_rows, depth, w, w_first, bias, vector_first, out, out_first, out_stride, first_panel, last_panel,
     add,
 ):  # fmt: skip
-    """As `gemm.multiply`, without scales per output: blocks bring their own. `w` is `Blocks`, `x` a fine operand."""
+    """As `gemm.multiply`, without scales per output: blocks contain theirs. `w` is `Blocks`, `x` a fine operand."""
     groups, matrix = depth // GROUP, w_first // (depth * PANEL)
     block_rows = max(TILE_ROWS, CACHE_BYTES // depth // TILE_ROWS * TILE_ROWS)
     for block in range(0, num_rows, block_rows):

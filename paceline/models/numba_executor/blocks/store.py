@@ -74,7 +74,7 @@ def read_matrix(folder: Path, name: str, mapped: bool) -> Blocks:
 
 
 def no_matrix() -> Blocks:
-    """A matrix of no panels, of the type that others have."""
+    """A matrix without panels, of the same type as others."""
     data = np.zeros(0, np.uint8)
     data.flags.writeable = False
     return with_kernels(data, np.zeros(0, np.int64), np.zeros(0, np.uint8))
@@ -106,5 +106,5 @@ def _packed_panels(checkpoint: Checkpoint, name: str) -> Iterator[tuple[int, np.
 
 
 def _panels(codes: Codes, form: BlockFormat) -> np.ndarray:
-    """[panels, bytes]."""
+    """Packed [panels, bytes]."""
     return pack(codes, form).reshape(-1, panel_bytes(form, codes.codes.shape[1]))

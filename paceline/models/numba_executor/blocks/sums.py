@@ -1,9 +1,9 @@
 """The inner loop over half a panel of blocks, as LLVM code for one format and one number of rows.
 
-Per 16 weights: integer sums of code times activation, exact in any order and with any instruction; made floats, times
-the activations' scale. Per span: added with one fused multiply-add by the weights' scale. A shift of the weights adds
-shift * (sum of the span's activations). Groups follow one another in one order, so a row's result
-depends, bit for bit, neither on the rows beside it nor on the processor. Not for what calls it (`kernels.py`).
+For 16 weights, codes times activations are summed as integers, exact in any order and with any instruction, and then
+multiplied by the activations' scale as floats. For a span, one fused multiply-add applies the weights' scale and adds
+the result. A shift adds shift * (sum of the span's activations). Groups are added in one order, so a row's result is
+bitwise independent of the rows beside it and of the processor. Not for its callers (`kernels.py`).
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportReturnType=false, reportAssignmentType=false
@@ -24,8 +24,8 @@ _SHORTS = ir.VectorType(ir.IntType(16), LINE // 2)
 _PARTS = 2
 """Scales of activations in a group."""
 PREFETCH_BYTES = 8192
-"""How far ahead weights are asked for from memory. On an idle machine one thread with one row is faster without (29
-GB/s and not 21), but not beside other programs, and with two rows and more never."""
+"""Prefetch distance of weights. Without prefetching, one thread with one row is faster on an idle machine (29 GB/s, not
+21), but not beside other programs, and never with two rows or more."""
 OFFSET_BITS = 7
 """`Operand.halves` are sums times -2^7."""
 
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """A group of weights: where its codes begin, its number in the row; its unit, its number in that."""
+    """A group of weights: pointer to its codes, its number in the row, its unit, its number in the unit."""
 
     codes: ir.Value
     number: ir.Value
@@ -49,7 +49,7 @@ class _Group(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """Where a unit begins, and its float16 numbers as vectors over the rows of the panel: scales and shifts."""
+    """Pointer to a unit, and its scales and shifts as vectors over the 16 rows of half a panel."""
 
     start: ir.Value
     scales: ir.Value
@@ -58,10 +58,10 @@ class _Unit(NamedTuple):
 
 def emit_sums(context: Any, builder: ir.IRBuilder, form: BlockFormat, start: ir.Value, groups: ir.Value,
               num_rows: int, row: Callable[[ir.Value], Row]) -> list[ir.Value]:  # fmt: skip
-    """A vector per row: its products with the 16 rows of half a panel that begins at the byte pointer `start`.
+    """A vector per row of activations: its products with the 16 rows of half a panel at byte pointer `start`.
 
     Args:
-        row: from a row's number to its pointers.
+        row: returns the pointers of a row by its number.
     """
     emit = _Emitter(context, builder, form)
     per_unit = form.unit // GROUP
@@ -91,11 +91,11 @@ class _Emitter:
         self.dot = dot8.choose_dot(context, form.largest_code)
         bits = form.zero.bit_length()
         self.lift = OFFSET_BITS + 1 - bits if bits and self.dot is dot8.dot_512 else 0
-        """How far codes are moved up, and scales down, so that a weight of 0 is 128, which `Operand` has sums for.
-        Where bytes are added in 16 bits there is no room for it."""
+        """Bits by which codes are shifted up, and scales down, so that a weight of 0 has code 128, for which `Operand`
+        has sums. 0 without `dot_512`: 16-bit sums leave no room."""
 
     def unit(self, start: ir.Value) -> _Unit:
-        """The unit at `start`; what it begins with is asked for as far ahead as its codes."""
+        """The unit at `start`; the head of a unit further on is prefetched."""
         self.prefetch(start, self.form.head_bytes)
         down = ir.Constant(v.VECTOR_IR, [2.0**-self.lift] * v.LANES)
         scales = self._powers_at(start) if self.form.exponents else self._floats_at(start, 0)
@@ -103,7 +103,7 @@ class _Emitter:
         return _Unit(start, scales, self._floats_at(start, 2 * HALF) if self.form.shifts else None)
 
     def group_of(self, unit: _Unit, first: ir.Value, index: ir.Value) -> _Group:
-        """Group number `index` of a unit whose first is number `first` of the row."""
+        """Group `index` of a unit whose first group is number `first` of the row."""
         at = self.builder.add(_I64(self.form.head_bytes), self.builder.mul(index, _I64(self.form.code_bytes)))
         return _Group(self.builder.gep(unit.start, [at]), self.builder.add(first, index), unit, index)
 
@@ -125,7 +125,7 @@ class _Emitter:
         return [self.shifted(group, row, old) for row, old in zip(rows, sums, strict=True)]
 
     def start(self, row: Row, half: ir.Value) -> ir.Value:
-        """-zero times the sum of sixteen activations, of which `Operand` has -128 times; exact."""
+        """-(zero << lift) times the sum of sixteen activations, from -128 times it; exact."""
         if not self.form.zero:
             return ir.Constant(dot8.SUMS_IR, [0] * v.LANES)
         less = OFFSET_BITS + 1 - self.form.zero.bit_length() - self.lift
@@ -172,7 +172,7 @@ class _Emitter:
             v.prefetch_ir(self.builder, self.builder.gep(start, [_I64(line + PREFETCH_BYTES)]))
 
     def registers(self, start: ir.Value) -> Callable[[int], ir.Value]:
-        """step -> the codes that it multiplies, looked up where the format has a table."""
+        """A function step -> its codes, replaced by the format's table if any."""
         lines: dict[int, ir.Value] = {}
         table, lift = tuple(entry << self.lift for entry in self.form.table), 0 if self.form.table else self.lift
 
@@ -205,7 +205,7 @@ class _Emitter:
         return self.builder.fmul(group.unit.scales, self._steps(group, span, self.form.float_bytes, self.form.signed))
 
     def shift(self, group: _Group, span: int) -> ir.Value:
-        """What is added to the weights of one span of a group."""
+        """The shifts of the panel's rows for one span of a group."""
         numbers = group.unit.shifts
         if self.form.zero_points:
             return self.builder.fneg(self.builder.fmul(numbers, group.unit.scales))
@@ -216,7 +216,7 @@ class _Emitter:
         )
 
     def _steps(self, group: _Group, span: int, at: int, signed: bool) -> ir.Value:
-        """The whole numbers of a span, `at` bytes behind the beginning of the unit and of those of other spans."""
+        """Integers of a span, as floats; the unit's first ones are `at` bytes after its start."""
         spans = self.builder.mul(group.place, _I64(GROUP // self.form.span * HALF))
         pointer = self.builder.gep(group.unit.start, [self.builder.add(spans, _I64(at + span * HALF))])
         raw = self._load(ir.VectorType(ir.IntType(8), v.LANES), pointer)
@@ -228,7 +228,7 @@ class _Emitter:
         return halves.widen_ir(self.context, self.builder, stored)
 
     def _powers_at(self, start: ir.Value) -> ir.Value:
-        """2^(e - 128) for the sixteen bytes e at `start`: a float's exponent, but for the denormal ones."""
+        """2^(e - 128) for the sixteen bytes e at `start`: half of the float with exponent e (2^-128 for e = 0)."""
         raw = self._load(ir.VectorType(ir.IntType(8), v.LANES), start)
         bits = self.builder.shl(self.builder.zext(raw, dot8.SUMS_IR), ir.Constant(dot8.SUMS_IR, [23] * v.LANES))
         half, least = (ir.Constant(v.VECTOR_IR, [x] * v.LANES) for x in (0.5, 2.0**-128))
@@ -264,9 +264,9 @@ class _Emitter:
 
 
 class _InTurn:
-    """A group for one row of activations after the other, where there are few registers.
+    """Processes a group for one row of activations after the other, where registers are few.
 
-    Half a group of weights stays in registers; what becomes of a row waits in memory between the halves.
+    Half a group of weights stays in registers; a row's sums are kept in memory between the halves.
     """
 
     def __init__(self, emit: _Emitter, num_rows: int, row: Callable[[ir.Value], Row]) -> None:

@@ -1,7 +1,7 @@
-"""From the bytes of GGUF blocks to codes, scales and shifts, one function per kind of block.
+"""Reads codes, scales and shifts from the bytes of GGUF blocks, one function per kind of block.
 
 Layouts are those of the GGUF specification; the tests compare every one with the gguf package's own dequantisation. Not
-for how kernels read them (`pack.py`).
+for the layout that kernels read (`pack.py`).
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ class Codes:
         codes: [n, k] uint8, before the format's table.
         scales: [n, k / unit] float16, or uint8 exponents.
         shifts: the same for shifts, with their sign, or for zero points; None without.
-        scale_steps, shift_steps: [n, k / span] whole numbers that `scales` and `shifts` are multiplied with in stepped
-            formats, uint8 or int8; else None.
+        scale_steps, shift_steps: [n, k / span] integers by which stepped formats multiply `scales` and `shifts`,
+            uint8 or int8; else None.
     """
 
     codes: np.ndarray
@@ -35,7 +35,7 @@ class Codes:
         return np.ldexp(np.float32(1), self.scales.astype(np.int32) - 128) if form.exponents else self.scales
 
     def values(self, form: BlockFormat) -> np.ndarray:
-        """The weights [n, k] as float32, as slow and clear as can be."""
+        """The weights [n, k] as float32; a slow, clear reference."""
         table = np.array(form.table or range(256), np.float32)
         codes = (table[self.codes] - form.zero).reshape(len(self.codes), -1, form.span)
         spans = codes * _spread(self.scale_numbers(form), self.scale_steps, form)[:, :, None]
@@ -57,7 +57,7 @@ def unpack(raw: np.ndarray, form: BlockFormat, block_bytes: int) -> Codes:
 
 
 def round_to_q8_0(values: np.ndarray) -> Codes:
-    """Float weights [n, k] as Q8_0 would have them: 8-bit codes, the largest of a group of 32 at 127."""
+    """Float weights [n, k] rounded to Q8_0: 8-bit codes; a group of 32 is scaled to magnitudes up to 127."""
     groups = values.reshape(len(values), -1, GROUP).astype(np.float32)
     scales = (np.abs(groups).max(axis=2) / 127).astype(np.float16)
     divisors = np.where(scales > 0, scales, 1).astype(np.float32)[:, :, None]
@@ -66,7 +66,7 @@ def round_to_q8_0(values: np.ndarray) -> Codes:
 
 
 def _rows(parts: np.ndarray) -> np.ndarray:
-    """[n, blocks, ...] as [n, all of it]."""
+    """[n, blocks, ...] as [n, values]."""
     return np.ascontiguousarray(parts).reshape(len(parts), -1)
 
 
