@@ -1,8 +1,8 @@
 """`NumbaAutoregressiveNet`: EAGLE-1, 2, 3, 3.1, HASS, P-EAGLE and MTP heads on the CPU kernels.
 
-Each pass is one compiled call, and so is a whole greedy chain (`draft_greedy`). What differs between the families is
-how a row's embedding and hidden state become the first layer's input (`entrance.py`), and which norms there are. Not
-for files (`models/heads/layouts`) or for drawing (`drafters/heads`).
+Each pass is one compiled call, and so is a whole greedy chain (`draft_greedy`). Families differ in how the first
+layer's input is made of a row's embedding and hidden state (`entrance.py`), and in their norms. Not for files
+(`models/heads/layouts`) or for sampling (`drafters/heads`).
 """
 
 import numpy as np
@@ -75,13 +75,13 @@ class NumbaAutoregressiveNet:
         return NetOutput(logits, self._machine.floats(fed_on, num_rows))
 
     def draft_greedy(self, rows: Rows, hidden: np.ndarray, cache: KVCache, num_tokens: int) -> GreedyDraft:
-        """A chain of the likeliest tokens below each asked row, all in one compiled call.
+        """A greedy chain after each row of `rows.logit_rows`, all in one compiled call.
 
-        The rows below an asked row at position p are those of positions p + 1, p + 2, .. in the pages of its segment,
-        which must hold `num_tokens` - 1 more slots.
+        The chain's rows after position p are written to positions p + 1, p + 2, .. in the pages of the segment, which
+        must hold `num_tokens` - 1 more slots.
 
         Args:
-            rows, hidden, cache: as for `forward`; `rows.logit_rows` names the rows to draft below.
+            rows, hidden, cache: as for `forward`; `rows.logit_rows` are the rows to draft after.
             num_tokens: tokens to draft, 1 or more.
         """
         batch = self._run(rows, hidden, cache, num_tokens)
@@ -118,7 +118,7 @@ class NumbaAutoregressiveNet:
         return program
 
     def _add_pass(self, program: Program, span: int) -> None:
-        """From the rows' tokens and `hidden` to the residual stream after the last layer."""
+        """Add all layers, from the rows' tokens and `hidden` to the residual stream."""
         self._entrance.add(program, span, self._layers[0])
         for layer in self._layers[1:]:
             add_plain_layer(program, span, layer, self._lent, self._layer)
@@ -127,7 +127,7 @@ class NumbaAutoregressiveNet:
         program.add(NORM, span, source, target, weight=self._norm, width=source.width)
 
     def _add_feed(self, program: Program, span: int, source: Buffer) -> None:
-        """`hidden` = what the rows of `source` hand to the rows below them."""
+        """Add `hidden` = the states that rows of `source` pass to children."""
         if self._feeds_normed:
             self._add_norm(program, span, source, self._lent.hidden)
         elif source is not self._lent.hidden:

@@ -1,9 +1,9 @@
-"""`NumbaBlockNet`: DFlash and DSpark heads on the CPU kernels: all levels in one pass beside keys made of taps.
+"""`NumbaBlockNet`: DFlash and DSpark heads on the CPU kernels: all levels in one pass over keys projected from taps.
 
-Reading a prompt costs one small product and the layers' key and value rows per token (`inject`); a draft costs one pass
-over the block (`forward`), and with the bias by the token before, which is sequential but tiny, a greedy chain is one
-compiled call (`draft_greedy`). Chen et al. 2026 (DFlash, arXiv 2602.06036); DSpark (arXiv 2607.05147). Not for files
-(`models/heads/layouts`) or for drawing (`drafters/heads`).
+Reading a prompt takes one small product and the layers' keys and values per token (`inject`). A draft takes one pass
+over the block (`forward`). A greedy chain is one compiled call (`draft_greedy`), together with the bias by the previous
+token, which is sequential but cheap. Chen et al. 2026 (DFlash, arXiv 2602.06036); DSpark (arXiv 2607.05147). Not for
+files (`models/heads/layouts`) or for sampling (`drafters/heads`).
 """
 
 import numpy as np
@@ -39,7 +39,7 @@ class NumbaBlockNet:
         material: the head and what it takes from its target (`build.make_net` makes it).
 
     Raises:
-        UnsupportedModel: a bias of another form than by the token before alone.
+        UnsupportedModel: a bias by more than the previous token, or of a rank that is no multiple of 32.
     """
 
     def __init__(self, material: Material) -> None:
@@ -79,7 +79,7 @@ class NumbaBlockNet:
         self._machine.run(table, batch._replace(positions=next(places), slots=next(places)), cache)
 
     def forward(self, rows: Rows, cache: KVCache) -> NetOutput:
-        """See `nets.BlockNet.forward`; the hidden states are those after the last norm, which the head reads."""
+        """See `nets.BlockNet.forward`; the hidden states are those after the final norm."""
         assert isinstance(cache, NumbaCache)
         num_rows, asked, table = len(rows.token_ids), len(rows.logit_rows), self._tables()
         batch = batch_of(rows, rows.logit_rows)
@@ -101,11 +101,11 @@ class NumbaBlockNet:
         return self._confidence.run(self._machine, hidden, np.asarray(tokens, np.int32))
 
     def draft_greedy(self, rows: Rows, cache: KVCache) -> GreedyDraft:
-        """The likeliest token of each asked place of each block, below that of the place before: one compiled call.
+        """A greedy chain per block in one compiled call: each position's argmax, given the previously drafted token.
 
         Args:
-            rows, cache: as for `forward`; `rows.logit_rows` names the places that draft, the same number per block, and
-                a block's first row holds its anchor.
+            rows, cache: as for `forward`; `rows.logit_rows` are the positions that draft, the same number per block,
+                and a block's first row is its anchor.
         """
         assert isinstance(cache, NumbaCache)
         blocks = len(rows.page_tables)
@@ -135,7 +135,7 @@ class NumbaBlockNet:
         return program
 
     def _add_pass(self, program: Program) -> None:
-        """From the rows' tokens to the logits of the rows that span 1 picks."""
+        """Add a pass from the rows' tokens to the logits of span 1."""
         width = self._layer.hidden_size
         self._embedding.add(program, 0, self._lent.hidden)
         for layer in self._layers:
@@ -145,7 +145,7 @@ class NumbaBlockNet:
         self._head.add(program, 1, self._read)
 
     def _chain_program(self, num_places: int, num_blocks: int) -> Program:
-        """Logits of a place are rows place * blocks .. of the buffer; spans 2, 3, .. are anchors and drafted tokens."""
+        """Logits of a position are rows place * blocks .. of the buffer; spans 2, 3, .. are anchors and drafts."""
         program, logits = Program(), self._head.logits
         self._add_pass(program)
         for place in range(num_places):

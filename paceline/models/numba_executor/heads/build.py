@@ -36,7 +36,7 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
 
     Raises:
         InvalidParameter: an unknown dtype.
-        UnsupportedModel: a target on another executor, or widths or a family that the kernels do not cover.
+        UnsupportedModel: a target on another executor, or widths or a family that the kernels do not support.
     """
     family, material = record.config.family, Material(record, target, _dtype_of(target, dtype))
     if family in NETS:
@@ -45,9 +45,9 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
 
 
 def draft_dtype(record: HeadRecord) -> str:
-    """Storage with which a head drafts quickest: the fewest bytes. A drafter's rounding alters no text.
+    """The dtype with the fewest bytes, with which a head drafts fastest; a drafter's rounding alters no text.
 
-    Where all rows of the target's output head are read they stay as they are, and so does the rest: no second copy.
+    ``auto`` for heads that read the target's whole output head, to avoid a copy, and where w8a8 is not supported.
     """
     shares_head = record.draft_ids is None and HEAD not in record.tensors
     return "auto" if shares_head or not covers(record, "w8a8") else "w8a8"

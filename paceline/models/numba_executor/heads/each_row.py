@@ -1,6 +1,6 @@
-"""Operations of a draft network that take row by row: looking up, norms, activations, placing keys, the best token.
+"""Operations of a draft network on one row: look-ups, norms, activations, writing of keys and values, argmax.
 
-Not for who takes which rows (`interpret.py`).
+Not for dividing rows among threads (`interpret.py`).
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
@@ -50,7 +50,7 @@ _NOTHING = np.float32(-np.inf)
 
 @kernel
 def on_row(op, row, first, count, shape, eps, store, batch, work, keys, values, thread):
-    """Operation `op` on row `row` of its span."""
+    """Run operation `op` on row `row` of its span."""
     code, width, token = op[CODE], op[WIDTH], batch.token_ids[first + row]
     source = work.places[op[SOURCE], 0] + row * work.places[op[SOURCE], 1] + op[SOURCE_COLUMN]
     target = work.places[op[TARGET], 0] + row * work.places[op[TARGET], 1] + op[TARGET_COLUMN]
@@ -146,9 +146,9 @@ def _tanh(x):
 
 @kernel
 def _lstm(floats, gates, states, row, above, size):
-    """Row `row` of [output | cell] at `states`, from gates [input | forget | candidate | output] and the cell above it.
+    """Row `row` of [output | cell] at `states`, from gates [input | forget | candidate | output] and row `above`.
 
-    cell = sigmoid(forget) * cell above + sigmoid(input) * tanh(candidate); output = sigmoid(output) * tanh(cell).
+    cell = sigmoid(forget) * cell of above + sigmoid(input) * tanh(candidate); output = sigmoid(output) * tanh(cell).
     """
     output, kept = states + 2 * size * row, states + 2 * size * above + size
     for i in range(gates, gates + size, v.LANES):
@@ -160,7 +160,7 @@ def _lstm(floats, gates, states, row, above, size):
 
 @kernel
 def _look_up(token, table, store, out, start):
-    """A row of a table of the network's own."""
+    """Row `token` of one of the network's tables."""
     first, scales, width = store.table_places[table, 0], store.table_places[table, 1], store.table_places[table, 2]
     factor = v.splat(store.table_scales[scales + token])
     for i in range(0, width, v.LANES):
@@ -183,7 +183,7 @@ def _place(start, row, layer, query_heads, shape, store, batch, floats, keys, va
 
 @kernel
 def _best(start, size, row, store, batch, floats):
-    """The token of the highest of `size` logits becomes that of row `row`; its probability is kept."""
+    """Set the token of row `row` to the argmax of `size` logits, and store its probability."""
     for i in range(start + size, start + (size + v.LANES - 1) // v.LANES * v.LANES):
         floats[i] = _NOTHING
     highest = v.splat(_NOTHING)

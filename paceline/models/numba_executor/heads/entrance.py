@@ -1,8 +1,8 @@
-"""How a row of an autoregressive head begins: embedding and hidden state become the first layer's input.
+"""The input of an autoregressive head's first layer, from a token's embedding and a hidden state.
 
-Three forms: EAGLE-3 normalises both and gives them side by side to a first layer twice as wide (Li et al. 2025);
-EAGLE-1 and 2 reduce the two to one width by a product and have no norm before the first layer (Li et al. 2024); MTP
-normalises both, reduces them, and goes on with a plain layer (DeepSeek-AI 2024). Not for the layers themselves.
+Three forms: EAGLE-3 normalises both and concatenates them for a first layer with inputs twice as wide (Li et al. 2025);
+EAGLE-1 and 2 project the two to one width and have no norm before the first layer (Li et al. 2024); MTP normalises
+both, projects them, and continues with a plain layer (DeepSeek-AI 2024). Not for the layers themselves.
 """
 
 import numpy as np
@@ -14,11 +14,11 @@ from paceline.models.numba_executor.heads.material import Material
 from paceline.models.numba_executor.heads.program import NONE, NORM, NORM_PUT, PRODUCT, PUT, Buffer, Buffers, Program
 
 _FEW_ROWS = 8
-"""Accepted tokens of a step: their projection is a small part of a draft."""
+"""Most rows that one thread projects alone: accepted tokens of a step."""
 
 
 class SideBySide:
-    """EAGLE-3: norm(embedding) and norm(hidden) beside each other; the residual is hidden, normed or not."""
+    """EAGLE-3: norm(embedding) and norm(hidden) concatenated; the residual is hidden, normed or not."""
 
     projects = True
 
@@ -35,7 +35,7 @@ class SideBySide:
         return layer > 0
 
     def add(self, program: Program, span: int, first: Layer) -> None:
-        """The first layer, from the rows' tokens and `hidden`."""
+        """Add the first layer, which reads tokens and `hidden`."""
         hidden, pair, width = self._lent.hidden, self._pair, self._width
         self._embedding.add(program, span, self._embedded)
         program.add(NORM_PUT, span, self._embedded, pair, weight=self._embed_norm, width=width)
@@ -48,7 +48,7 @@ class SideBySide:
 
 
 class Reduced:
-    """EAGLE-1, 2 and MTP: a product of [embedding, hidden], normed before it or not, is the residual stream."""
+    """EAGLE-1, 2 and MTP: the residual stream is a projection of [embedding, hidden], each normed or not."""
 
     projects = False
 
@@ -65,7 +65,7 @@ class Reduced:
         return layer > 0 or self._plain_first
 
     def add(self, program: Program, span: int, first: Layer) -> None:
-        """The first layer, from the rows' tokens and `hidden`."""
+        """Add the first layer, which reads tokens and `hidden`."""
         self._embedding.add(program, span, self._embedded)
         for i, source in enumerate((self._embedded, self._lent.hidden)):
             code = PUT if self._norms[i] == NONE else NORM_PUT
@@ -92,7 +92,7 @@ def entrance_of(material: Material, buffers: Buffers, lent: LayerBuffers) -> Sid
 
 
 class Projection:
-    """fc of the target's hidden states side by side, normed all at once, each by itself, or not at all."""
+    """`fc` of the target's concatenated hidden states, normed together, separately, or not at all."""
 
     def __init__(self, material: Material, buffers: Buffers) -> None:
         config, weights = material.record.config, material.tensors["fc.weight"]
@@ -119,7 +119,7 @@ class Projection:
         return machine.floats(self.result, count)
 
     def add(self, program: Program, span: int) -> None:
-        """`result` = the projection of the taps' buffer."""
+        """Add `result` = the projection of `taps`."""
         parts = max(1, len(self._norms))
         width = self.taps.width // parts
         for i in range(parts):

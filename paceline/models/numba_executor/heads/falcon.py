@@ -1,8 +1,7 @@
 """`NumbaFalcon`: Falcon heads on the CPU kernels (arXiv 2412.12639): two LSTM layers, then one with attention.
 
-Rows that are read and blocks that are drafted are one compiled call each. What the network computes is told beside its
-twin in torch (`torch_executor/heads/falcon.py`). Not for files (`models/heads/layouts`) or for drawing
-(`drafters/heads`).
+Up to 64 rows are read in one compiled call, and all blocks are drafted in one. The network is described in the
+reference, `torch_executor/heads/falcon.py`. Not for files (`models/heads/layouts`) or for sampling (`drafters/heads`).
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from paceline.models.numba_executor.heads.program import PRODUCT, PUT, Buffers, 
 
 _LSTM_LAYERS = 2
 _AT_ONCE = 64
-"""Rows of one call while a prompt is read: enough to share the products with what they read, few operations."""
+"""Rows per call while a prompt is read: enough to share the products with inputs, with few operations."""
 
 
 class NumbaFalcon:
@@ -90,7 +89,7 @@ class NumbaFalcon:
             cache.states[slots, number] = machine.floats(layer.states, count)
 
     def _extend_program(self, num_waves: int) -> Program:
-        """States, keys and values of rows of tokens that are fed `hidden`."""
+        """States, keys and values of rows with tokens and inputs `hidden`."""
         program, width, (lower, upper) = Program(), self._config.hidden_size, self._lstm
         self._embedding.add(program, 0, self._embedded)
         program.add(PUT, 0, self._lent.hidden, lower.read, width=width)
@@ -107,7 +106,7 @@ class NumbaFalcon:
         return program
 
     def _draft_program(self) -> Program:
-        """The layer and the logits, from the upper states in `hidden`; keys and values are written again, the same."""
+        """The layer and the logits, from the upper states in `hidden`; keys and values are rewritten, unchanged."""
         program, lent, width = Program(), self._lent, self._config.hidden_size
         program.add(PUT, 0, lent.hidden, lent.normed, width=width)
         add_layer(program, 0, self._layer, lent, self._config, lent.normed)
@@ -117,9 +116,9 @@ class NumbaFalcon:
 
 
 def rows_of(blocks: Sequence[BlockOfRows]) -> Rows:
-    """The rows of `blocks`, all asked for, as attention reads them: a segment per block.
+    """The rows of `blocks` as a batch with logits of all rows: a segment per block.
 
-    What a block sees lies in the pages of its text as far as these go; the slots after that are a branch.
+    The visible slots that fill pages in order are a block's pages; the slots after these are a branch.
     """
     count = sum(len(block.slots) for block in blocks)
     natural = [_natural_length(block.visible) for block in blocks]
@@ -140,7 +139,7 @@ def rows_of(blocks: Sequence[BlockOfRows]) -> Rows:
 
 
 def _natural_length(visible: np.ndarray) -> int:
-    """Leading slots that fill one page after the other."""
+    """Number of leading slots that fill pages in order."""
     apart = visible != slot_of(visible[::PAGE_SIZE] // PAGE_SIZE, np.arange(len(visible)))
     return int(apart.argmax()) if apart.any() else len(visible)
 

@@ -1,7 +1,7 @@
 """Hydra heads on the CPU kernels (Ankner et al. 2024, arXiv 2402.05109). Not for their files.
 
 The head of a level reads the target's hidden state and the embeddings of all tokens from the last committed one on. The
-form whose hidden state comes out of an attention layer of its own (``prefix-mlp``) is not run.
+variant with an attention layer of its own before the heads (``prefix-mlp``) is not supported.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from paceline.models.numba_executor.heads.stepwise import NumbaStepNet
 
 
 class NumbaHydra(NumbaStepNet):
-    """A state is [hidden | embedding | embedding | ..], with zeros where tokens are still to come."""
+    """A state is [hidden | embedding | embedding | ..], with zeros for tokens that are not drafted yet."""
 
     def begin(self, hidden: np.ndarray) -> np.ndarray:
         """See `nets.StepNet.begin`."""

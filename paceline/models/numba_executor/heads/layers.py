@@ -1,7 +1,7 @@
-"""Decoder layers of draft networks as operations: attention with keys and values of its own, gated feed-forward.
+"""Decoder layers of draft networks as operations: attention with its own keys and values, and gated feed-forward.
 
-The layouts of heads differ in what the first layer reads and in a few norms; everything after that is the same. Not for
-a network as a whole (`autoregressive.py`, `block.py`).
+Heads differ in the input of the first layer and in a few norms; everything else is the same. Not for a network as a
+whole (`autoregressive.py`, `block.py`).
 """
 
 from collections.abc import Mapping
@@ -79,7 +79,7 @@ def pack_layer(pool: Pool, tensors: Mapping[str, np.ndarray], number: int, confi
 
 
 class LayerBuffers:
-    """What layers work in; `hidden` is the residual stream, `normed` what a layer's first product reads."""
+    """Buffers of layers; `hidden` is the residual stream, `normed` the input of attention or feed-forward."""
 
     def __init__(self, buffers: Buffers, config: ModelConfig) -> None:
         heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -91,7 +91,7 @@ class LayerBuffers:
 
 
 def add_plain_layer(program: Program, span: int, layer: Layer, lent: LayerBuffers, config: ModelConfig) -> None:
-    """A whole layer that reads the residual stream."""
+    """Add a layer that reads the residual stream."""
     width = config.hidden_size
     program.add(NORM_PUT, span, lent.hidden, lent.normed, weight=layer.input_norm, width=width)
     add_layer(program, span, layer, lent, config, lent.normed)
@@ -99,7 +99,7 @@ def add_plain_layer(program: Program, span: int, layer: Layer, lent: LayerBuffer
 
 def add_layer(program: Program, span: int, layer: Layer, lent: LayerBuffers, config: ModelConfig,
               attended: Buffer) -> None:  # fmt: skip
-    """Attention over what `attended` holds, then the feed-forward; both add to `lent.hidden`."""
+    """Add attention with input `attended`, then the feed-forward; both add to `lent.hidden`."""
     program.add(PRODUCT, span, attended, lent.qkv, weight=layer.qkv, bias=layer.qkv_bias)
     add_keys(program, span, layer, lent.qkv, config, config.num_attention_heads)
     program.add(ATTEND, span, lent.qkv, lent.mixed, weight=layer.number)

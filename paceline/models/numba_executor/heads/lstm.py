@@ -1,7 +1,7 @@
 """LSTM layers of draft networks as operations, and the cache that keeps their states in the slots of pages.
 
-A row goes on from the state of any row before it. The products with what rows read are one for all rows; those with the
-states above are one per wave of rows that can be run together (`models/heads/waves.py`). Not for a network as a whole
+A row continues from the state of any earlier row. The products with inputs are one for all rows; those with earlier
+states are one per wave of rows that can run together (`models/heads/waves.py`). Not for a network as a whole
 (`falcon.py`).
 """
 
@@ -38,7 +38,7 @@ class LstmCache:
 
 
 class LstmBuffers:
-    """What LSTM layers of width `hidden` work in, one after the other."""
+    """Buffers that LSTM layers of width `hidden` share."""
 
     def __init__(self, buffers: Buffers, hidden: int) -> None:
         self.entered, self.gates = buffers.floats(4 * hidden), buffers.floats(4 * hidden)
@@ -48,7 +48,7 @@ class LstmBuffers:
 class LstmLayer:
     """The layer of torch's tensors ``lstm.*_l{number}``.
 
-    Rows of `read` are what it reads, rows of `states` its [output | cell]; those above a run's rows lie there, too.
+    Rows of `read` are its inputs, rows of `states` its [output | cell], after which come those that a run continues.
     """
 
     def __init__(self, material: Material, buffers: Buffers, lent: LstmBuffers, number: int) -> None:
@@ -60,7 +60,7 @@ class LstmLayer:
         self.read, self.states = buffers.codes(inputs.shape[1]), buffers.floats(2 * lent.above.width)
 
     def add(self, program: Program, num_waves: int) -> None:
-        """States of all rows of a batch of waves (`machine.batch_of_waves`)."""
+        """Add the states of all rows of a batch of waves (`machine.batch_of_waves`)."""
         lent, width = self._lent, self._lent.above.width
         program.add(PRODUCT, 0, self.read, lent.entered, weight=self._inputs, bias=self._bias)
         for wave in range(num_waves):

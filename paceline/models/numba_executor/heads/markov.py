@@ -1,4 +1,4 @@
-"""What a DSpark head adds to its block: a bias by the token before, and the probability that a place's token stands."""
+"""Additions of a DSpark head to its block: a bias by the previous token, and the probability of acceptance."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from paceline.models.numba_executor.heads.program import LOOKUP, PRODUCT, PUT, B
 
 
 class MarkovBias:
-    """markov_w2 (markov_w1 of the token before), of low rank."""
+    """The low-rank bias markov_w2 markov_w1[previous token]."""
 
     def __init__(self, material: Material, buffers: Buffers, head: OutputHead) -> None:
         rank = material.record.config.markov_rank
@@ -20,14 +20,14 @@ class MarkovBias:
         self._tables = Tables(self._program)
 
     def run(self, machine: Machine, tokens: np.ndarray) -> np.ndarray:
-        """[n, draft vocabulary] below `tokens` [n]."""
+        """Bias [n, draft vocabulary] after `tokens` [n]."""
         table = self._tables()
         machine.reserve(len(tokens), len(tokens), 1, len(table))
         machine.run(table, batch_of_states(tokens), None)
         return machine.floats(self._alone, len(tokens))[:, : self._size]
 
     def add(self, program: Program, span: int, logits: Buffer, first: int) -> None:
-        """logits, from element `first` on, += the bias below the tokens of `span`."""
+        """logits, from element `first` on, += the bias after the tokens of `span`."""
         self._add_row(program, span)
         program.add(PRODUCT, span, self._codes, logits, weight=self._matrix, target_column=first, flag=1)
 
@@ -43,7 +43,7 @@ class MarkovBias:
 
 
 class Confidence:
-    """sigmoid(proj([state, markov_w1 of the token before])): whether a place's token stands."""
+    """Probability of acceptance of a position's token: sigmoid(proj([state, markov_w1[previous]]))."""
 
     def __init__(self, material: Material, buffers: Buffers, markov: MarkovBias | None) -> None:
         width = material.layer.hidden_size
@@ -56,7 +56,7 @@ class Confidence:
         self._tables = Tables(self._program)
 
     def run(self, machine: Machine, states: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """[n] from states [n, hidden] and the tokens [n] before."""
+        """[n] from states [n, hidden] and previous tokens [n]."""
         table = self._tables()
         machine.reserve(len(tokens), 0, 1, len(table))
         machine.floats(self._state, len(tokens))[:] = states

@@ -1,6 +1,6 @@
-"""Heads that look at the target's hidden state alone, on the CPU kernels: Medusa and blockwise heads.
+"""Heads that read only the target's hidden state, on the CPU kernels: Medusa and blockwise heads.
 
-Tokens above a level play no part, so a chain reads the rows of a head that all levels share once. Not for their files.
+Levels do not depend on drafted tokens, so a chain reads an output head shared by all levels only once. Not for files.
 """
 
 from paceline.models.numba_executor.heads.material import Material, OutputHead
@@ -18,7 +18,7 @@ from paceline.models.numba_executor.heads.stepwise import NumbaStepNet, of_level
 
 
 class StateOnlyNet(NumbaStepNet):
-    """Levels that read the target's state; families say how (`_add_read`)."""
+    """Levels that read the target's state; subclasses define `_add_read`."""
 
     _heads: list[OutputHead]
     _read: Buffer
@@ -34,7 +34,7 @@ class StateOnlyNet(NumbaStepNet):
         return head.logits, head.size
 
     def _add_read(self, program: Program, level: int, first_row: int) -> None:
-        """What the head of a level reads, to the rows of `_read` from `first_row` on."""
+        """Write the input of a level's output head to `_read` from `first_row` on."""
         raise NotImplementedError
 
     def _add_level(self, program: Program, level: int, span: int) -> None:
@@ -54,7 +54,7 @@ class StateOnlyNet(NumbaStepNet):
         return program
 
     def _add_best(self, program: Program, level: int, span: int) -> None:
-        """The likeliest tokens of rows whose states are in `_read`."""
+        """Logits of the rows of `_read`, and their argmax."""
         head = of_level(self._heads, level)
         head.add(program, span, self._read)
         program.add(ARGMAX, span, head.logits, width=head.size)

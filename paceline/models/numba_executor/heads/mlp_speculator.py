@@ -10,10 +10,10 @@ from paceline.models.numba_executor.heads.stepwise import NumbaStepNet, of_level
 
 
 class NumbaMlpSpeculator(NumbaStepNet):
-    """Wertheimer et al. 2024 (arXiv 2404.19124): a state that takes in one drafted token per level.
+    """Wertheimer et al. 2024 (arXiv 2404.19124): a recurrent state that reads one token per level.
 
-    state = gelu(ln(proj(state) * a + embedding * b)), logits = head(state), with a^2 + b^2 / (inner / 2) = 1 and
-    a = 0.5^(0.5 / steps).
+    state = gelu(ln(proj(state) * a + embedding * b)), logits = head(state), with a = 0.5^(0.5 / steps) and
+    b = embedding_scale * sqrt((1 - a^2) * inner / 2).
     """
 
     def begin(self, hidden: np.ndarray) -> np.ndarray:
@@ -53,7 +53,7 @@ class NumbaMlpSpeculator(NumbaStepNet):
         return head.logits, head.size
 
     def _add_level(self, program: Program, level: int, span: int) -> None:
-        """States and logits below the tokens of `span`."""
+        """Add states and logits after the tokens of `span`."""
         state = self._inner_state
         above, codes = (state, self._inner_codes) if level else (self._state, self._entering)
         of_level(self._embeddings, level).add(program, span, self._looked_up)
@@ -74,6 +74,6 @@ class NumbaMlpSpeculator(NumbaStepNet):
 
 
 def _factors(num_steps: int, inner: int, embedding_scale: float) -> tuple[float, float]:
-    """What the projected state and the target's embedding are multiplied with before their sum is normed."""
+    """Factors of the projected state and of the embedding in the sum that is normed."""
     state = 0.5 ** (0.5 / num_steps)
     return state, embedding_scale * math.sqrt((1 - state**2) * inner / 2)

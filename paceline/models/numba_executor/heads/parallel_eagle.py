@@ -1,8 +1,8 @@
 """`NumbaParallelEagle`: P-EAGLE heads on the CPU kernels: all levels of a chain in one causal pass (arXiv 2602.01469).
 
-Below the last committed token stand rows of a mask token and a mask state, one per further level, whatever was drafted
-above them. Level by level (`forward`) they come to the same numbers, since what a row hands to the one below is the
-mask state. Not for the layers, which are EAGLE-3's (`autoregressive.py`).
+The last committed token is followed by one row of mask token and mask state per further level, whatever was drafted.
+Level by level (`forward`) the results are the same, since a row's child reads the mask state. Not for the layers, which
+are EAGLE-3's (`autoregressive.py`).
 """
 
 from dataclasses import replace
@@ -34,12 +34,12 @@ class NumbaParallelEagle(NumbaAutoregressiveNet):
         self._mask_state = self.project(material.tensors["mask_hidden"].reshape(1, -1))[0].copy()
 
     def forward(self, rows: Rows, hidden: np.ndarray, cache: KVCache) -> NetOutput:
-        """See `nets.AutoregressiveNet.forward`; rows fed with the mask state count as masks, whatever their token."""
+        """See `nets.AutoregressiveNet.forward`; rows whose input is the mask state are masks, whatever their token."""
         masked = (hidden == self._mask_state).all(axis=1)
         tokens = np.where(masked, np.int32(self._mask_token), rows.token_ids)
         logits, _ = super().forward(replace(rows, token_ids=tokens), hidden, cache)
         return NetOutput(logits, np.broadcast_to(self._mask_state, hidden.shape))
 
     def draft_greedy(self, rows: Rows, hidden: np.ndarray, cache: KVCache, num_tokens: int) -> GreedyDraft:
-        """See `NumbaAutoregressiveNet.draft_greedy`; the asked rows are the last of their segments."""
+        """See `NumbaAutoregressiveNet.draft_greedy`; the logit rows are the last of their segments."""
         return draft_masks(self, self._mask_state, rows, hidden, cache, num_tokens)

@@ -1,8 +1,8 @@
-"""`Pool`: the weights of a draft network, packed for the kernels one after the other.
+"""`Pool`: collects the weights of a draft network, packed for the kernels.
 
 Matrices go through the same packing and rounding as the target's (`weights.quantise`, `gemm.pack`); a head stored in 8
-bits is widened first and rounded again, which gives back the same numbers. Nothing is kept on disk: a head packs in a
-fraction of a second. Not for what the weights are used for.
+bits is dequantised and rounded again, to the same numbers. Nothing is kept on disk: a head packs in a fraction of a
+second. Not for operations on the weights.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from paceline.models.numba_executor.gemm import PANEL, pack, padded_rows
 from paceline.models.numba_executor.weights import STORED, quantise
 
 TABLES = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32", "int8": "int8", "w8a8": "int8"}
-"""How tables to look up are stored, by the dtype of the matrices."""
+"""Storage of look-up tables, by the dtype of the matrices."""
 
 
 class Pool:
-    """Collects matrices, vectors and tables; `arrays` has them as `interpret.Store` wants them."""
+    """Collects matrices, vectors and tables; `arrays` returns them as fields of `interpret.Store`."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
@@ -30,7 +30,7 @@ class Pool:
         self._table_places: list[tuple[int, int, int]] = []
 
     def matrix(self, weights: np.ndarray) -> int:
-        """The number of a matrix [outputs, inputs]; its outputs are padded to whole panels."""
+        """Add a matrix [outputs, inputs], padded to whole panels; returns its number."""
         columns, depth = padded_rows(len(weights)), weights.shape[1]
         stored, scales = quantise(np.ascontiguousarray(weights, np.float32), self.dtype)
         self._matrices.append((_size(self._panels), _size(self._scales), columns, depth))
@@ -39,25 +39,25 @@ class Pool:
         return len(self._matrices) - 1
 
     def gated(self, gate: np.ndarray, up: np.ndarray) -> int:
-        """The number of the matrix of a gated feed-forward, panels of both in turn."""
+        """Add gate and up as one matrix of interleaved panels; returns its number."""
         panels = [w.reshape(-1, PANEL, w.shape[1]) for w in (gate, up)]
         return self.matrix(np.stack(panels, axis=1).reshape(-1, gate.shape[1]))
 
     def rows_from(self, matrix: int, first: int) -> int:
-        """The number of the rows of `matrix` from `first`, a whole number of panels, on: nothing is copied."""
+        """The number of a view of `matrix` from row `first`, a multiple of `PANEL`, on; nothing is copied."""
         start, scale, columns, depth = self._matrices[matrix]
         self._matrices.append((start + first * depth, scale + first, columns - first, depth))
         return len(self._matrices) - 1
 
     def vector(self, values: np.ndarray) -> int:
-        """Where a vector begins, padded to whole panels."""
+        """Add a vector, padded to whole panels; returns its start."""
         start = _size(self._vectors)
         flat = np.asarray(values, np.float32).reshape(-1)
         self._vectors.append(np.pad(flat, (0, padded_rows(len(flat)) - len(flat))))
         return start
 
     def table(self, rows: np.ndarray) -> int:
-        """The number of a table [tokens, width]."""
+        """Add a table [tokens, width]; returns its number."""
         stored, scales = quantise(np.ascontiguousarray(rows, np.float32), TABLES[self.dtype])
         self._table_places.append((_size(self._tables), _size(self._table_scales), rows.shape[1]))
         self._tables.append(stored.reshape(-1))
@@ -83,7 +83,7 @@ def _size(parts: Sequence[np.ndarray]) -> int:
 
 
 def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-    """One flat, read-only array, as the target's mapped weights are: compiled code tells the two kinds apart."""
+    """One flat array, read-only like the target's mapped weights, as Numba types depend on it."""
     joined = np.concatenate([*parts, np.zeros(0, dtype)]).astype(dtype, copy=False)
     joined.flags.writeable = False
     return joined

@@ -1,7 +1,7 @@
-"""Heads without attention on the CPU kernels: what they share; what a level computes is in the families' own files.
+"""`NumbaStepNet`: the base of heads without attention on the CPU kernels; subclasses define the levels.
 
 Each level is one compiled call, and so is a whole greedy chain (`draft_greedy`). Not for files (`models/heads/layouts`)
-or for drawing (`drafters/heads`).
+or for sampling (`drafters/heads`).
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ Item = TypeVar("Item")
 
 
 class NumbaStepNet:
-    """What `nets.StepNet` asks for; families say what a level computes.
+    """A `nets.StepNet`; subclasses define what a level computes.
 
     Args:
         material: the head and what it takes from its target (`build.make_net` makes it).
     """
 
     eps = 1e-6
-    """Of its norms, where it has any."""
+    """Epsilon of the norms, if any."""
 
     def __init__(self, material: Material) -> None:
         self.record = material.record
@@ -50,7 +50,7 @@ class NumbaStepNet:
         return self._machine.floats(logits, count)[:, :size], self._machine.floats(self._below(level), count)
 
     def draft_greedy(self, states: np.ndarray, tokens: np.ndarray, num_tokens: int) -> GreedyDraft:
-        """A chain of the likeliest tokens for each request, all in one compiled call.
+        """A greedy chain for each request, all in one compiled call.
 
         Args:
             states: [n, state] of `begin`.
@@ -65,23 +65,23 @@ class NumbaStepNet:
         return drafted(batch, num_tokens, count)
 
     def _pack(self, material: Material) -> None:
-        """Put the weights into the pool and ask for buffers."""
+        """Add the weights to the pool, and buffers."""
         raise NotImplementedError
 
     def _above(self, level: int) -> Buffer:
-        """Where a level reads its states."""
+        """The buffer of a level's input."""
         raise NotImplementedError
 
     def _below(self, level: int) -> Buffer:
-        """Where a level leaves the states of the next."""
+        """The buffer of the next level's input."""
         raise NotImplementedError
 
     def _logits(self, level: int) -> tuple[Buffer, int]:
-        """Where a level leaves its logits, and how many there are."""
+        """The buffer of a level's logits, and their number."""
         raise NotImplementedError
 
     def _add_level(self, program: Program, level: int, span: int) -> None:
-        """States and logits below the tokens of `span`."""
+        """Add states and logits after the tokens of `span`."""
         raise NotImplementedError
 
     def _step_program(self, level: int) -> Program:
