@@ -1,8 +1,8 @@
-"""The attention of a pass on the device: the Triton kernel, PyTorch's own as fallback, and the slow twin of both.
+"""The attention of a pass on the device: the Triton kernel, PyTorch's own as fallback, and the reference of both.
 
-``triton`` and ``by_position`` read nothing but static tensors, so that their passes can be captured as graphs (on a GPU
-the kernel's alone, since the twin waits for it); ``sdpa`` makes masks on the host for every pass. Not for the kernel
-(`kernels/attention.py`).
+``triton`` and ``by_position`` read only static tensors, so that their passes can be captured as graphs (on a GPU only
+those of ``triton``, since the reference synchronises); ``sdpa`` makes masks on the host for every pass. Not for the
+kernel (`kernels/attention.py`).
 """
 
 from functools import partial
@@ -58,9 +58,9 @@ def attention_over(name: AttentionName, rows: PagedRows) -> Attends:
 
 
 def attend_by_position(query: Tensor, keys: Tensor, values: Tensor, form: AttentionForm, rows: PagedRows) -> Tensor:
-    """The kernel's slow twin: one row after another, softmax over its slots in order of position, in float32.
+    """The kernel's reference: one row after another, softmax over its slots in order of position, in float32.
 
-    Arguments as in `Attends`; rows that are padding get zeros.
+    Arguments as in `Attends`; padding rows get zeros.
     """
     mixed, group = torch.zeros_like(query), query.shape[1] // keys.shape[1]
     for row in range(len(query)):

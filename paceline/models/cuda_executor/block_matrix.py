@@ -1,8 +1,8 @@
-"""`BlockMatrix`: a matrix in a file's own blocks on a device, and the layers that multiply and look up in it.
+"""`BlockMatrix`: a matrix in the blocks of a file on a device, and linear layers and embeddings of it.
 
-Codes of 4 bits and fewer lie two to a byte, others one; scales are the file's float16 numbers, or their products with a
-span's whole number, exact in float32. No weight is rounded. Not for reading files (`numba_executor/blocks/unpack.py`
-does, for every executor).
+A byte holds two codes of up to 4 bits, or one longer code. Scales are the file's float16 numbers or powers of two, or
+products with a span's integer, exact in float32. No weight is rounded. Not for reading files
+(`numba_executor/blocks/unpack.py` does, for every executor).
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from paceline.models.numba_executor.blocks.unpack import Codes, unpack
 from paceline.models.torch_executor.weights import checkpoint_name
 
 HALF_GROUP = GROUP // 2
-"""Codes of a group that lie in the low halves of bytes; those in the high halves follow."""
+"""Codes of a group in the low halves of bytes; the next ones are in the high halves."""
 _ROWS_AT_ONCE = 4096
 
 
@@ -32,7 +32,7 @@ class BlockMatrix:
         codes: [n, k / 2] uint8, byte i of a group with code i in its low half and code i + 16 in its high one; or
             [n, k] uint8 (see `halves`).
         scales, shifts: [n, k / span] float16 or float32; shifts None without.
-        values: [256] float32, what codes stand for; None where it is the code less `zero`.
+        values: [256] float32, values of codes; None where these are code - `zero`.
         span: weights that share a scale. halves: whether a byte has two codes.
     """
 
@@ -46,7 +46,7 @@ class BlockMatrix:
 
     @classmethod
     def of(cls, stored: StoredBlocks, device: torch.device) -> "BlockMatrix":
-        """The matrix that a file has as `stored`, some rows at a time."""
+        """The matrix of `stored`, unpacked some rows at a time."""
         form = FORMATS[stored.storage]
         parts = [
             _arrays(unpack(stored.rows[first : first + _ROWS_AT_ONCE], form, stored.block_bytes), form)
@@ -75,7 +75,7 @@ class BlockMatrix:
         return sum(each.nbytes for each in (self.codes, self.scales, self.shifts) if each is not None)
 
     def rows(self, index: Tensor) -> Tensor:
-        """[m, k] float32: rows number `index` [m]."""
+        """The rows `index` [m], [m, k] float32."""
         packed = self.codes[index]
         if self.halves:
             groups = packed.view(len(packed), -1, HALF_GROUP)
@@ -87,11 +87,11 @@ class BlockMatrix:
         return wide.flatten(1)
 
     def dense(self) -> Tensor:
-        """[n, k] float32, the whole matrix: the twin of the kernel multiplies with this."""
+        """The whole matrix [n, k] in float32, for the reference of the kernel."""
         return self.rows(torch.arange(self.shape[0], device=self.codes.device))
 
     def times(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [..., k] times the matrix, plus bias [n]: the kernel on a GPU, the twin elsewhere."""
+        """x [..., k] times the matrix, plus bias [n]: by the kernel on a GPU, else by `dense`."""
         if x.device.type != "cuda":
             return functional.linear(x, self.dense().to(x.dtype), bias)
         from paceline.models.cuda_executor.kernels.blocks import block_linear
@@ -100,7 +100,7 @@ class BlockMatrix:
 
 
 class BlockLinear(nn.Module):
-    """A linear layer whose weights are blocks; its bias, if any, is a parameter like any other's."""
+    """A linear layer with weights in blocks; its bias, if any, is an ordinary parameter."""
 
     def __init__(self, matrix: BlockMatrix, bias: nn.Parameter | None) -> None:
         super().__init__()
@@ -112,10 +112,10 @@ class BlockLinear(nn.Module):
 
 
 class BlockEmbedding(nn.Module):
-    """A table of embeddings in blocks, which a tied head multiplies with.
+    """Embeddings in blocks, which are also the weights of a tied head.
 
     Args:
-        dtype: of the states it gives.
+        dtype: dtype of its outputs.
     """
 
     def __init__(self, matrix: BlockMatrix, dtype: torch.dtype) -> None:
@@ -131,7 +131,7 @@ class BlockEmbedding(nn.Module):
 
 
 def put_blocks(stack: nn.Module, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> int:
-    """Replace every linear layer and embedding of `stack` that the file has as blocks; the bytes of these.
+    """Replace every linear layer and embedding of `stack` that the file has in blocks; returns their bytes.
 
     Raises:
         InvalidParameter: the file has none that can be multiplied.
@@ -160,7 +160,7 @@ def _has_halves(form: BlockFormat) -> bool:
 
 
 def _arrays(read: Codes, form: BlockFormat) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Codes as bytes hold them, scales and shifts per span."""
+    """Codes packed into bytes, scales and shifts per span."""
     codes = read.codes
     if _has_halves(form):
         groups = codes.reshape(len(codes), -1, 2, HALF_GROUP)
@@ -173,7 +173,7 @@ def _arrays(read: Codes, form: BlockFormat) -> tuple[np.ndarray, np.ndarray, np.
 
 
 def _per_span(numbers: np.ndarray, steps: np.ndarray | None, form: BlockFormat) -> np.ndarray:
-    """The file's float16 numbers, or in float32 their exact products with whole numbers."""
+    """The file's float16 numbers, or in float32 their exact products with integers."""
     if steps is None:
         return np.repeat(numbers, form.unit // form.span, axis=1)
     return np.repeat(numbers.astype(np.float32), form.unit // form.span, axis=1) * steps.astype(np.float32)

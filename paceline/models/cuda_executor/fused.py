@@ -1,11 +1,11 @@
-"""Layers of the same weights that launch a quarter as many kernels: products over one input joined, the rest fused.
+"""Layers that launch a quarter as many kernels: products over one input are joined, other operations fused.
 
-What they compute is `torch_executor/layers.py`'s, to the last digit of a sum; what they cannot stand for (layer norms,
-experts, norms over all heads, layers without positions, weights in blocks that differ) stays as it is there.
+Results equal those of `torch_executor/layers.py` up to rounding of sums. What cannot be fused (layer norms, experts,
+norms over all heads, layers without positions, products with weights in blocks) stays as it is there.
 
-A pass over few rows takes the kernel of `kernels/products.py` for its products, whose parts are added up by those of
-`kernels/entries.py`: a layer is eight kernels, nine where contexts are split. A model whose sums are to have one order
-does so for any number of rows.
+A pass over few rows uses the kernel of `kernels/products.py` for its products, whose parts are added by the kernels of
+`kernels/entries.py`: a layer is eight kernels, nine where contexts are split. A deterministic model does so for any
+number of rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,10 +26,10 @@ from paceline.models.torch_executor.split_layers import VocabularyParallelEmbedd
 
 
 class Fused:
-    """The layers, final norm and head of a stack whose weights are loaded; fused parts take the place of its own.
+    """The layers, final norm and head of a loaded stack; fused ones replace those of the stack.
 
     Args:
-        deterministic: take products of one order for any number of rows.
+        deterministic: use products of one order for any number of rows.
     """
 
     row_angles, peaks_of = staticmethod(row_angles), staticmethod(peaks_of)
@@ -49,7 +49,7 @@ class Fused:
 
     @property
     def embeds(self) -> bool:
-        """Whether `embedded` does all that stands before the first layer."""
+        """Whether `embedded` does everything before the first layer."""
         stack = self._stack
         is_plain = stack.config.embedding_scale == 1.0 and stack.position_embedding is None
         return self._widens and is_plain and type(stack.embedding) is VocabularyParallelEmbedding
@@ -64,10 +64,10 @@ class Fused:
     ) -> tuple[Tensor, Taps]:  # fmt: skip
         """(logits [K, vocab] of the rows `asked` [K], taps) of embedded rows x [M, hidden].
 
-        Where every norm can read them, hidden states between layers are float32.
+        Hidden states between layers are float32 if all layers and norms are fused.
 
         Args:
-            out: where logits may go.
+            out: buffer for logits.
         """
         x = x.float() if self._widens else x
         to_add, tapped, norm = (), {}, cast(FusedNorm, self._stack.norm)
@@ -83,7 +83,7 @@ class Fused:
     def _run_narrow(
         self, stage: Stage, x: Tensor, step: Pass, taps: tuple[int, ...]
     ) -> "tuple[Tensor, Unsummed | tuple[()], Taps]":
-        """`Stage.run_layers` by products of few rows, and what is still to be added to the last hidden states."""
+        """`Stage.run_layers` with products for few rows, and what must be added to the last hidden states."""
         to_add: Unsummed | tuple[()] = ()
         tapped: Taps = {}
         for number in stage.running:
@@ -101,7 +101,7 @@ class Fused:
         return self._stack.logits(x)
 
     def _narrows(self, rows: int, weight: Tensor) -> bool:
-        """Whether products of so many rows take the kernel for few; in float32 libraries are as fast."""
+        """Whether products of `rows` rows use the kernel for few; in float32 libraries are as fast."""
         return self._deterministic or (rows <= NARROW and weight.itemsize == 2)
 
 
@@ -136,15 +136,15 @@ class JoinedLinear(nn.Module):
         return self.cut(functional.linear(x, self.weight, self.bias))
 
     def cut(self, whole: Tensor) -> Sequence[Tensor]:
-        """The parts' outputs of all of them [M, n]."""
+        """Split joined outputs [.., n] by part."""
         return whole.split(self._sizes, dim=-1)
 
 
 class FusedHead(nn.Module):
-    """The product with the vocabulary, whose logits are summed up, and stay, in float32.
+    """The output head; on a GPU logits are summed and returned in float32.
 
     Args:
-        narrows: whether a number of rows, and weights, take the kernel for few rows.
+        narrows: whether a number of rows, and weights, use the kernel for few rows.
     """
 
     def __init__(self, weight: nn.Parameter, narrows: Callable[[int, Tensor], bool]) -> None:
@@ -161,21 +161,21 @@ class FusedHead(nn.Module):
 
 
 class SeparateLinears(nn.ModuleList):
-    """The same where weights lie in blocks, which may differ in format."""
+    """Linear layers over one input that cannot be joined."""
 
     def forward(self, x: Tensor) -> Sequence[Tensor]:
         return [part(x) for part in self]
 
 
 class Unsummed(NamedTuple):
-    """What is still to be added to hidden states: parts of a sum [parts, M, hidden], and a bias [hidden]."""
+    """What must be added to hidden states: the parts of a sum [parts, M, hidden], and a bias [hidden]."""
 
     parts: Tensor
     bias: Tensor | None
 
 
 class FusedAttention(nn.Module):
-    """An `Attention` whose queries and keys are normed, turned and put into the cache by one kernel."""
+    """An `Attention` in which one kernel norms and rotates heads, and writes keys and values."""
 
     def __init__(self, own: Attention) -> None:
         super().__init__()
@@ -192,13 +192,13 @@ class FusedAttention(nn.Module):
         return self.out(self._attended(self.project(x), None, layer, step))
 
     def unsummed(self, x: Tensor, layer: int, step: Pass) -> Unsummed:
-        """`forward` by products of few rows; all weights are plain matrices."""
+        """`forward` with products for few rows; all weights are plain matrices."""
         joined = cast(JoinedLinear, self.project)
         mixed = self._attended(joined.cut(partials(x, joined.weight)), joined.bias, layer, step)
         return Unsummed(partials(mixed, self.out.weight), self.out.bias)
 
     def _attended(self, projected: Sequence[Tensor], bias: Tensor | None, layer: int, step: Pass) -> Tensor:
-        """[M, heads * D] of queries, keys and values."""
+        """[M, heads * D], attention of projected heads."""
         keys, values = step.cache.keys[layer], step.cache.values[layer]
         angles = step.angles[self.table]
         query = place_heads(*projected, self._norms, angles, step.slots, keys, values, bias)  # type: ignore[call-arg]
@@ -230,14 +230,14 @@ class FusedFeedForward(nn.Module):
         return self.down(gated(gate, up, self._is_silu))
 
     def unsummed(self, x: Tensor) -> Unsummed:
-        """`forward` by products of few rows, two kernels; all weights are plain matrices."""
+        """`forward` with products for few rows, two kernels; all weights are plain matrices."""
         both = cast(JoinedLinear, self.raise_both)
         raised = product(x, both.weight, both.bias, gate="silu" if self._is_silu else "gelu")
         return Unsummed(partials(raised, self.down.weight), self.down.bias)
 
 
 class FusedLayer(nn.Module):
-    """A `Layer` with norms in front of its two parts and nothing after them."""
+    """A pre-norm `Layer`: norms before attention and feed-forward, none after."""
 
     def __init__(self, own: Layer, attention: nn.Module, feed_forward: nn.Module) -> None:
         super().__init__()
@@ -256,14 +256,14 @@ class FusedLayer(nn.Module):
         return x + self.feed_forward(normed)
 
     def unsummed(self, x: Tensor, normed: Tensor, layer: int, step: Pass) -> tuple[Tensor, Unsummed]:
-        """`forward` by products of few rows: hidden states, and what is still to be added to them."""
+        """`forward` with products for few rows: hidden states, and what must be added to them."""
         attention, feed_forward = cast(FusedAttention, self.attention), cast(FusedFeedForward, self.feed_forward)
         x, normed = self.feed_forward_norm.after(x, *attention.unsummed(normed, layer, step))
         return x, feed_forward.unsummed(normed)
 
 
 def _fused_layer(own: Layer) -> nn.Module:
-    """The layer with what can be fused of it; its own parts are let go."""
+    """The layer, with those parts fused that can be."""
     attention = FusedAttention(own.attention) if _turns_heads(own.attention) else own.attention
     feed_forward = own.feed_forward
     if isinstance(feed_forward, FeedForward) and feed_forward.gate is not None:
@@ -281,12 +281,12 @@ def _fused_layer(own: Layer) -> nn.Module:
 
 
 def _turns_heads(own: Attention) -> bool:
-    """Whether `place_heads` does what `own` does with its heads."""
+    """Whether `place_heads` can norm and rotate the heads of `own`."""
     return own.table != NO_TABLE and not (own.over_all and isinstance(own.query_norm, RMSNorm))
 
 
 def _joined(parts: Sequence[nn.Module]) -> Callable[[Tensor], Sequence[Tensor]]:
-    """One product where all of `parts` are plain matrices, with a bias each or none."""
+    """One product if all of `parts` are plain matrices, and all or none have a bias."""
     if all(isinstance(part, nn.Linear) for part in parts):
         linears = cast(Sequence[nn.Linear], parts)
         if len({part.bias is None for part in linears}) == 1:

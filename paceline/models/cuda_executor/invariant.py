@@ -1,7 +1,7 @@
-"""`RowInvariant`: while it is on, the products and means of the layers sum in one order, whatever the number of rows.
+"""`RowInvariant`: a context in which products and means of layers sum in one order, whatever the number of rows.
 
-Entry-by-entry operations, PyTorch's layer norm and the paged kernel do so by themselves. On a GPU the Triton kernels of
-`kernels/products.py` are taken; on a CPU their slow twins, one row after another. Not for attention.
+Elementwise operations, PyTorch's layer norm and the kernel of paged attention always do. On a GPU it uses the Triton
+kernels of `kernels/products.py`; on a CPU their references, one row after another. Not for attention.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ Mean = Callable[[Tensor], Tensor]
 
 
 class RowInvariant(TorchFunctionMode):
-    """A context in which `functional.linear`, and the mean of the last dimension, are those of `linear` and `mean`."""
+    """A context that replaces `functional.linear` by `linear`, and means of the last dimension by `mean`."""
 
     def __init__(self, linear: Linear, mean: Mean) -> None:
         super().__init__()
@@ -45,12 +45,12 @@ def row_invariant(device: torch.device) -> RowInvariant:
 
 
 def linear_by_rows(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product [rows, outputs] of input [rows, inputs], one row after another: the twin of the kernel."""
+    """The product [.., outputs] of input [.., inputs], one row after another: the kernel's reference."""
     rows = [functional.linear(row, weight, bias) for row in input.reshape(-1, 1, input.shape[-1])]
     return torch.cat([*rows, input.new_empty(0, len(weight))]).view(*input.shape[:-1], len(weight))
 
 
 def mean_by_rows(x: Tensor) -> Tensor:
-    """[..., 1] the mean of the last dimension, one row after another: the twin of the kernel."""
+    """[..., 1] the mean of the last dimension, one row after another: the kernel's reference."""
     rows = [row.mean(-1, keepdim=True) for row in x.reshape(-1, x.shape[-1])]
     return torch.cat([*rows, x.new_empty(0)]).view(*x.shape[:-1], 1)

@@ -1,14 +1,14 @@
 """Paged attention with a tree mask as one Triton kernel: chunks of prompts, decodes and trees in the same launch.
 
 A program takes one tile of rows (`paged_rows.py`), one key head with all query heads that share it, and one split of
-`SPLIT_KEYS` consecutive keys; a second kernel adds up the splits of each row in ascending order (flash-decoding, Dao et
-al. 2023, over the pages of Kwon et al. 2023). Softmax is taken in one pass (Milakov and Gimelshein 2018).
+`SPLIT_KEYS` consecutive keys; a second kernel adds the splits of each row in ascending order (flash-decoding, Dao et
+al. 2023, over the pages of Kwon et al. 2023). Softmax is computed online (Milakov and Gimelshein 2018).
 
-Row invariance: key number j of a row lies in block j / BLOCK_N of split j / SPLIT_KEYS whatever else is in the batch,
-tiles have the same shape in every launch, and blocks of which a row sees nothing leave its sums as they are (a factor
-of exactly 1, a summand of exactly 0). So a row's result is bitwise the same alone, in a chunk, and in a tree.
+Row invariance: key number j of a row is in block j / BLOCK_N, of split j / SPLIT_KEYS, whatever else is in the batch.
+Tiles have the same shape in every launch, and blocks that are masked for a row do not change its sums (a factor of
+exactly 1, a summand of exactly 0). So a row's result is bitwise the same alone, in a chunk, and in a tree.
 
-The slow twin is `attention.attend_by_position`.
+The reference is `attention.attend_by_position`.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -25,18 +25,18 @@ from paceline.models.cuda_executor.paged_rows import SPLIT_KEYS, PagedRows
 from paceline.models.torch_executor.attention import AttentionForm
 
 _PLACES = ("first_page", "natural_lengths", "lengths", "first_branch", "tile_rows", "tile_sizes", "flat")
-"""Arguments whose place depends on the number of rows: the kernel is not compiled anew for each alignment of them."""
+"""Arguments whose address depends on the number of rows; the kernel is not recompiled for their alignments."""
 _LEAST_QUERIES = 16
-"""Rows of the smallest product that tensor cores take."""
+"""Fewest rows of a product on tensor cores."""
 
 
 def queries_of_tile(group: int) -> int:
-    """Queries that a program holds, rows times the `group` query heads of a key head; the same for every batch."""
+    """Queries per program, rows times the `group` query heads of a key head; the same for every batch."""
     return max(_LEAST_QUERIES, triton.next_power_of_2(group))
 
 
 def block_keys(width: int, bytes_each: int) -> tuple[int, int]:
-    """(keys of a block, warps), by the size of a key alone: keys and values of one fit where 99 KiB are shared."""
+    """(keys per block, warps), by the size of a key alone; a block fits into 99 KiB of shared memory."""
     keys = max(16, min(128, 32_768 // (width * bytes_each)))
     return keys, 8 if keys == 128 else 4
 
@@ -55,9 +55,9 @@ def _attend_split(
     QUERIES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr,
     IS_ONLY: tl.constexpr, WAITS: tl.constexpr,
 ):  # fmt: skip
-    """One tile, one key head, one split: unnormalised sums of values, their peaks and totals.
+    """One tile, key head and split: unnormalised sums of values, highest scores, sums of weights.
 
-    IS_ONLY: there is no other split, and the result goes to `out`; rows that see nothing, which are padding, get zeros.
+    IS_ONLY: the only split, whose result goes to `out`; rows without keys, which are padding, get zeros.
     """
     tile, key_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     let_next_begin(WAITS)
@@ -138,7 +138,7 @@ def _add_splits(
     WINDOW: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr,
     WAITS: tl.constexpr,
 ):  # fmt: skip
-    """One row and one query head: its splits in ascending order, normalised; 0 for a row that sees nothing."""
+    """Sum of the splits of a row and query head in ascending order, normalised; 0 for a row without keys."""
     row, head = tl.program_id(0), tl.program_id(1)
     let_next_begin(WAITS)
     length = tl.load(lengths + row)
@@ -165,7 +165,7 @@ def _add_splits(
 
 
 def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, form: AttentionForm) -> Tensor:
-    """See `Attends`; rows that are padding get zeros. All arguments are contiguous and on one device."""
+    """See `Attends`; padding rows get zeros. All arguments are contiguous and on one device."""
     num_rows, heads, head_dim = query.shape
     key_heads, splits = keys.shape[1], rows.num_splits
     group, block_d = heads // key_heads, max(16, triton.next_power_of_2(head_dim))

@@ -1,7 +1,7 @@
-"""Products with weights in a file's own blocks: codes are read and widened in registers, as one Triton kernel.
+"""Products with weights in the blocks of a file: one Triton kernel that dequantises codes in registers.
 
-A weight is scale * (value of its code) + shift. Tiles go by the weights' shape alone and sums have one order, as in
-`products.py`, so that a row's result does not depend on how many rows there are. The slow twin is `BlockMatrix.dense`.
+A weight is scale * (value of its code) + shift. Tiles have a constant size and sums have one order, as in
+`products.py`, so that a row's result does not depend on the number of rows. The reference is `BlockMatrix.dense`.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -17,12 +17,12 @@ from paceline.models.cuda_executor.block_matrix import HALF_GROUP, BlockMatrix
 _ROWS = 16
 _OUTPUTS = 32
 _BYTES = 64
-"""Bytes of codes of a weight's row that a step reads: a whole number of groups."""
+"""Bytes of codes that a step reads per row of weights: a whole number of groups."""
 
 
 @triton.jit
 def _widened(codes, values, scale, shift, HAS_VALUES: tl.constexpr, HAS_SHIFT: tl.constexpr, ZERO: tl.constexpr):
-    """Weights in float32 of codes, by a table of values or as they are."""
+    """Float32 weights of codes: by a table or code - ZERO, times scale, plus shift."""
     if HAS_VALUES:  # noqa: SIM108 - decided when the kernel is compiled
         wide = tl.load(values + codes)
     else:
@@ -75,7 +75,7 @@ def _block_product(
 
 
 def block_linear(x: Tensor, weight: BlockMatrix, bias: Tensor | None = None) -> Tensor:
-    """x [..., inputs] times `weight` [outputs, inputs], plus bias [outputs]; weights are widened to x's format."""
+    """x [..., inputs] times `weight` [outputs, inputs], plus bias [outputs]; weights are converted to x's dtype."""
     outputs, inputs = weight.shape
     flat = x.reshape(-1, inputs).contiguous()
     out = torch.empty(len(flat), outputs, device=x.device, dtype=x.dtype)
