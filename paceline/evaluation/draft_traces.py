@@ -1,4 +1,4 @@
-"""Collecting what became of drafts, token by token: the data that `paceline train disco` trains on."""
+"""Collecting drafts with their accepted lengths: the training data of `paceline train disco`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,16 +21,16 @@ def collect_traces(
     params: SamplingParams,
     progress: Progress = lambda done, total: None,
 ) -> list[DraftTrace]:
-    """Decode `prompts` one by one and return every draft with its fate.
+    """Decode `prompts` one by one and return a trace of every draft: its features and its accepted length.
 
     Args:
-        engine: drafts chains of a fixed length with a drafter that has laws.
+        engine: drafts chains of a fixed length, with a drafter that has distributions.
         prompts: token ids.
-        params: for all of them.
-        progress: told (prompts done, prompts in all).
+        params: of all requests.
+        progress: called with (prompts done, number of prompts).
 
     Raises:
-        InvalidParameter: the drafter never asked how sure it was, so there is nothing to learn from.
+        InvalidParameter: the drafter never called its length policy, so there are no traces.
     """
     recorder = _Recorder(engine.drafter)
     with engine.watched_by(recorder):
@@ -47,7 +47,7 @@ def collect_traces(
 
 
 class _Recorder:
-    """A drafter that lets another one draft and writes down what it was sure of and what was accepted."""
+    """Wraps a drafter and records the features of its laws and the accepted length of every chain."""
 
     def __init__(self, inner: Drafter) -> None:
         self.inner, self.name, self.traits, self.group = inner, inner.name, inner.traits, 0
@@ -77,7 +77,7 @@ class _Recorder:
 
 
 def _listening(context: DraftContext, into: list[np.ndarray]) -> DraftContext:
-    """The context with a length policy that always goes on and notes what it was shown."""
+    """The context with a length policy that never stops and appends the features of its laws to `into`."""
 
     def keep_drafting(laws: Sequence[DraftLaw]) -> bool:
         into.append(features(laws))

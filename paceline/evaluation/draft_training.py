@@ -1,6 +1,6 @@
-"""Distilling a whole draft model: text written, draft trained, saved as a model of its own. `paceline train draft`.
+"""Distilling a draft model: generate text, train the draft, save it as a model. `paceline train draft`.
 
-Every part goes on where it was ended. Not for the distances and the policies of texts (`training/drafts/`).
+Every part is resumable. Not for divergences and on-policy text (`training/drafts/`).
 """
 
 import time
@@ -52,18 +52,17 @@ class DraftJob:
     """What to train.
 
     Attributes:
-        text: to learn from.
-        loop: how long and how; its `seconds` are those of the whole job.
-        draft: name of the model to begin with; None begins with layers of the target.
-        layers: of that model to keep; a number keeps that many, spread evenly, None keeps all.
-        divergence: distance of the laws, one of `DIVERGENCES`.
-        on_policy: share of the texts that the draft writes itself.
-        num_draft_tokens: of a draft, for the figures.
-        sparse: what rows of a draft with a feedback memory see (SPIRe); None for a plain draft.
-        lora_rank: of updates that are trained in place of all weights; None trains all.
-        served: folder of a ring of served texts, to learn from in place of text written for the purpose (OSD, Liu et
-            al. 2024).
-        command: that the card says made it; empty for the least one.
+        text: the training text.
+        loop: settings of training; its `seconds` limit the whole job.
+        draft: name of the model to initialise from; None takes the target.
+        layers: which layers of that model to keep; a number keeps that many, spread evenly, None keeps all.
+        divergence: training loss between the laws, one of `DIVERGENCES`.
+        on_policy: fraction of the texts that the draft generates itself.
+        num_draft_tokens: draft length of the evaluations.
+        sparse: attention pattern of a draft with a feedback memory (SPIRe); None for a plain draft.
+        lora_rank: rank of LoRA updates, trained instead of all weights; None trains all.
+        served: folder of a ring of served texts, to train on instead of generated text (OSD, Liu et al. 2024).
+        command: the command line for the card; empty for the shortest one.
     """
 
     text: TextJob
@@ -100,7 +99,7 @@ class DraftJob:
 
     @property
     def name(self) -> str:
-        """Of its checkpoint's folder: other settings are another run."""
+        """Name of the checkpoint's folder; jobs with other settings have another one."""
         kept = "all" if self.layers is None else self.layers
         kept = kept if isinstance(kept, (str, int)) else "-".join(map(str, kept))
         origin = "" if self.draft is None else "".join(c if c.isalnum() else "-" for c in self.draft)[-40:]
@@ -111,15 +110,15 @@ class DraftJob:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DraftSetup:
-    """What drafts of one job are made from.
+    """What all drafts of one job share.
 
     Attributes:
         loaded: the target.
-        origin: whose weights a draft begins with, and `layers` which of them.
-        written: sizes of a draft.
-        target_head: [vocabulary, hidden].
-        store: the text.
-        loop: what is left of the job's time.
+        origin: the model that drafts are initialised from, with its layers `layers`.
+        written: configuration of a draft.
+        target_head: [vocabulary, hidden] the target's output head.
+        store: the training text.
+        loop: settings of training, with the remaining seconds.
     """
 
     loaded: LoadedModel
@@ -133,7 +132,7 @@ class DraftSetup:
 
 def set_up(job: DraftJob, config: EngineConfig, progress: NamedProgress, runs: Sequence[Path],
            tell: Tell = no_remarks) -> DraftSetup:  # fmt: skip
-    """Load the target and have its text written, unless one of `runs` has begun with what there is, or it was served.
+    """Load the target and generate the missing text, unless one of `runs` has a checkpoint or the text was served.
 
     Raises:
         As `train_draft`.
@@ -150,7 +149,7 @@ def set_up(job: DraftJob, config: EngineConfig, progress: NamedProgress, runs: S
         raise InvalidParameter("window", problem, "give fewer")
     kept = sizes.num_hidden_layers if layers is None else len(checked_layers(layers, sizes.num_hidden_layers))
     written = replace(sizes, num_hidden_layers=kept)
-    config_values(written)  # refuses now what could not be written at the end
+    config_values(written)  # raises now instead of at the end
     if job.served is None:
         store = open_store(job.text, loaded)
         ready_text(job.text, loaded, config, store, progress, runs, tell)
@@ -166,12 +165,12 @@ def train_member(job: DraftJob, setup: DraftSetup, loop: LoopSettings, run: Path
                  documents: Sequence[Document] | None = None,
                  left_out: Mapping[tuple[int, int], torch.Tensor] = MappingProxyType({}), tell: Tell = no_remarks,
                  ) -> tuple[DistillRecipe, Progress]:  # fmt: skip
-    """One draft with its best weights, and how its training went; its curve begins before it.
+    """Train one draft and return (recipe with the best weights, progress); the curve starts with the untrained draft.
 
     Args:
-        documents: to learn from; None for all that are not held out.
-        left_out: places of them, see `DistillRecipe`.
-        tell: is told where the run was finished before.
+        documents: to train on; None for all that are not held out.
+        left_out: positions of them to skip, see `DistillRecipe`.
+        tell: called if an earlier command had completed the run.
     """
     teacher, ends = teacher_of(setup.loaded.model), setup.loaded.source.eos_token_ids
     checkpoint, layers = setup.origin.checkpoint, setup.layers
@@ -195,7 +194,7 @@ def train_member(job: DraftJob, setup: DraftSetup, loop: LoopSettings, run: Path
 
 def save_draft(job: DraftJob, setup: DraftSetup, recipe: DistillRecipe, done: Progress, folder: Path,
                more: Mapping[str, Any] = MappingProxyType({})) -> Path:  # fmt: skip
-    """Write a draft as a model of its own, `more` on its card. Raises InvalidParameter where it cannot be written."""
+    """Save a draft as a model, with `more` on its card. Raises InvalidParameter if the folder cannot be written."""
     tensors = recipe.draft.tensors(merged_state(recipe.draft))
     card = draft_card(job, setup.store, done) | _memory_card(recipe.draft) | dict(more)
     with writing("output", folder):
@@ -204,13 +203,13 @@ def save_draft(job: DraftJob, setup: DraftSetup, recipe: DistillRecipe, done: Pr
 
 def train_draft(job: DraftJob, config: EngineConfig, folder: Path, progress: NamedProgress = silent,
                 watch: Watch = lambda now: None, tell: Tell = no_remarks) -> Progress:  # fmt: skip
-    """Do the job, or what is left of it, write the best draft to `folder` and return how its training went.
+    """Run or resume the job, write the best draft to `folder` and return the progress of its training.
 
     Args:
-        tell: is given what the user should know besides, a line each.
+        tell: called with each remark for the user.
 
     Raises:
-        UnsupportedModel: a draft of another vocabulary, or a family that is not trained or written.
+        UnsupportedModel: the draft has another vocabulary, or its family cannot be trained or written.
         InvalidParameter: see `DistillRecipe`, `HeadWriter` and `Trainer`.
     """
     runs = job.text.work / "runs"
@@ -223,7 +222,7 @@ def train_draft(job: DraftJob, config: EngineConfig, folder: Path, progress: Nam
 
 
 def draft_card(job: DraftJob, store: TapStore, done: Progress) -> dict[str, Any]:
-    """What a card says of how a draft was made, with its figures before and after."""
+    """The card of a draft: how it was trained, with its evaluations before and after."""
     kept = "all layers" if job.layers is None else f"layers {job.layers}"
     return {
         "drafts_for": name_of(job.text.model),
@@ -240,12 +239,12 @@ def draft_card(job: DraftJob, store: TapStore, done: Progress) -> dict[str, Any]
 
 
 def _memory_card(draft: DraftNet | FeedbackNet) -> dict[str, Any]:
-    """What the drafter `spire` must know of a draft with a memory; nothing for a plain one."""
+    """The card's entry that the drafter `spire` needs of a draft with a feedback memory; empty for a plain draft."""
     return {KEY: draft.card()} if isinstance(draft, FeedbackNet) else {}
 
 
 def _origin(job: DraftJob, target: ModelSource) -> ModelSource:
-    """The model whose weights the draft begins with."""
+    """The model that the draft is initialised from."""
     if job.draft is None:
         return target
     found = resolve_model(job.draft)

@@ -1,6 +1,6 @@
-"""Any server that speaks OpenAI's protocol, as a bench and an audit ask it: answers with times, and what it tells.
+"""Client of servers with OpenAI's API, for benches and audits: timed answers, and statistics where there are any.
 
-Dialects differ in what they tell besides text: `dialect_of` finds out which one speaks. What a server does not say is
+Servers differ in what they report besides text: `dialect_of` tells which one it is. What a server does not report is
 None, never 0. Standard library only. Not for serving (`serving/`).
 """
 
@@ -21,7 +21,7 @@ from paceline.types import SamplingParams
 TIMEOUT = 600.0
 _QUICK = 10.0
 _FAILURES = (OSError, ValueError, HTTPException)
-"""Of a request: nobody there, no JSON, and what is no HTTP or ends in its middle."""
+"""Exceptions of a failed request: no connection, invalid JSON, invalid or incomplete HTTP."""
 _PROBES = (
     ("llama-server", "/props"),
     ("sglang", "/get_server_info"),
@@ -32,7 +32,7 @@ _COUNTER = re.compile(
     r"^[a-z_:]*spec_decode_num_(drafts|draft_tokens|accepted_tokens)(?:_total)?(?:\{[^}]*\})? ([0-9.e+]+)$"
 )
 _NO_CACHE: dict[str, dict[str, Any]] = {"llama-server": {"cache_prompt": False}}
-"""What keeps an earlier answer from making the next one faster, where the dialect has it."""
+"""Fields of the request that disable prefix caching, by dialect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Server:
     """One endpoint.
 
     Attributes:
-        url: up to and without ``/v1``.
-        model: name to ask for.
+        url: base URL, without ``/v1``.
+        model: name of the model in requests.
         dialect: ``vllm``, ``sglang``, ``llama-server``, ``ollama``, ``paceline`` or ``openai``.
-        has_metrics: counters of speculation can be read.
-        field: the option that names it, for errors.
+        has_metrics: whether ``/metrics`` has counters of speculation.
+        field: the option that gave the URL, for errors.
     """
 
     url: str
@@ -55,7 +55,7 @@ class Server:
 
 
 def connect(url: str, model: str | None = None, field: str = "url") -> Server:
-    """The server at `url`, which the option `field` names, its dialect and the model it serves.
+    """The server at `url` with its dialect and model, by default the first it lists; errors name the option `field`.
 
     Raises:
         InvalidParameter: nothing answers there, or it lists no model and none is named.
@@ -77,13 +77,13 @@ def connect_to(address: str, field: str = "url") -> Server:
 
 
 def _entries(listed: Any) -> list[Mapping[str, Any]]:
-    """The models that a server lists; none where its answer has another form."""
+    """The entries of a ``/v1/models`` response; empty if it has another form."""
     found = listed.get("data") if isinstance(listed, Mapping) else None
     return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
 
 
 def dialect_of(base: str, listed: Any = None) -> str:
-    """Which server speaks at `base`; ``openai`` where nothing gives it away."""
+    """The dialect of the server at `base`, from `listed` or by probing; ``openai`` if unknown."""
     owners = {str(entry.get("owned_by")) for entry in _entries(listed)}
     for known, name in (("llamacpp", "llama-server"), ("vllm", "vllm"), ("sglang", "sglang"), ("paceline", "paceline")):
         if known in owners:
@@ -92,7 +92,7 @@ def dialect_of(base: str, listed: Any = None) -> str:
 
 
 def counters(base: str) -> dict[str, float] | None:
-    """``drafts``, ``draft_tokens`` and ``accepted_tokens`` from ``/metrics``; None where it has none."""
+    """``drafts``, ``draft_tokens`` and ``accepted_tokens`` from ``/metrics``; None if it has none of them."""
     text = _get(base + "/metrics")
     found: dict[str, float] = {}
     for line in (text or "").splitlines():
@@ -110,14 +110,14 @@ def complete(
     extra: Mapping[str, Any] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Answer:
-    """One streamed answer.
+    """Request one answer as a stream, and time it.
 
     Args:
-        raw: ask for a completion of the text, not for a chat answer to it.
-        extra: further fields of the body.
+        raw: request a completion of the text instead of a chat answer.
+        extra: further fields of the request.
 
     Raises:
-        InvalidParameter: the server refuses or is gone; its words are in the message.
+        InvalidParameter: the server refuses the request or cannot be reached; its message is included.
     """
     path = "/v1/completions" if raw else "/v1/chat/completions"
     body = request_body(server, prompt, params, raw) | dict(extra or {})
@@ -143,7 +143,7 @@ def complete(
 
 
 def request_body(server: Server, prompt: str, params: SamplingParams, raw: bool) -> dict[str, Any]:
-    """What is posted."""
+    """The JSON body of a request."""
     what: dict[str, Any] = {"prompt": prompt} if raw else {"messages": [{"role": "user", "content": prompt}]}
     body = what | {
         "model": server.model,
@@ -161,7 +161,7 @@ def request_body(server: Server, prompt: str, params: SamplingParams, raw: bool)
 
 
 def _with_timings(answer: Answer, timings: Mapping[str, Any]) -> Answer:
-    """What llama-server tells of an answer: drafted and accepted tokens, or nothing of them when none were drafted."""
+    """`answer` with llama-server's drafted and accepted tokens, 0 where nothing was drafted; unchanged without any."""
     if "draft_n" not in timings and "predicted_n" not in timings:
         return answer
     drafted, accepted = int(timings.get("draft_n", 0)), int(timings.get("draft_n_accepted", 0))
@@ -170,14 +170,14 @@ def _with_timings(answer: Answer, timings: Mapping[str, Any]) -> Answer:
 
 
 def _piece(event: Mapping[str, Any]) -> str:
-    """The text of one event."""
+    """The new text in one event, or an empty string."""
     choice = (event.get("choices") or [{}])[0]
     delta = choice.get("delta") or {}
     return delta.get("content") or delta.get("reasoning_content") or choice.get("text") or ""
 
 
 def _events(server: Server, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The objects of a stream of server-sent events; a server that does not stream sends one."""
+    """The JSON objects of a stream of server-sent events; exactly one from a server that does not stream."""
     url = server.url + path
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
@@ -198,7 +198,7 @@ def _events(server: Server, path: str, body: Mapping[str, Any]) -> Iterator[dict
 
 
 def _object(text: str | bytes) -> dict[str, Any]:
-    """An object of JSON. Raises ValueError for what is none."""
+    """The JSON object in `text`. Raises ValueError if it is none."""
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError(f"{str(found)[:60]!r} is no object")
@@ -206,13 +206,13 @@ def _object(text: str | bytes) -> dict[str, Any]:
 
 
 def _as_event(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A whole answer in the shape of one event."""
+    """A response that was not streamed, in the form of one event."""
     choices = [dict(choice) | {"delta": choice.get("message") or {}} for choice in body.get("choices") or []]
     return dict(body) | {"choices": choices}
 
 
 def post_json(url: str, body: Mapping[str, Any], seconds: float = _QUICK) -> Any:
-    """The answer to a body, None where there is none within so many seconds."""
+    """The JSON response to a POST request; None if it fails or takes longer than `seconds`."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=seconds) as response:

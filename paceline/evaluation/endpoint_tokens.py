@@ -1,4 +1,4 @@
-"""What a server tells of tokens: their ids, and how sure it was of its own."""
+"""Token ids and log probabilities from a server."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,10 +13,10 @@ def tokens_of(server: Server, text: str, tokenizer: Tokenizer | None = None, is_
     """The token ids of a text by the server's own ``/tokenize``, or by `tokenizer` where it has none.
 
     Args:
-        is_prompt: it is what a user says, and goes into the chat template.
+        is_prompt: the text is a user message, to be put into the chat template.
 
     Raises:
-        InvalidParameter: neither the server nor anybody here knows its tokens.
+        InvalidParameter: the server has no ``/tokenize`` and there is no `tokenizer`.
     """
     message = [{"role": "user", "content": text}]
     if server.dialect == "llama-server":
@@ -38,9 +38,9 @@ def tokens_of(server: Server, text: str, tokenizer: Tokenizer | None = None, is_
 def gap_where_it_leaves(
     server: Server, prompt: str, text: str, params: SamplingParams, raw: bool = False
 ) -> float | None:
-    """Log probability of the best token less that of the second best, where the server's own answer leaves `text`.
+    """Log probability gap of the two best tokens at the first token where the server's own answer differs from `text`.
 
-    The prompt is asked again, with log probabilities. None where the server tells none, or does not leave the text.
+    The prompt is sent again, with log probabilities. None if the server returns none or its answer does not differ.
     """
     more: dict[str, Any] = {"logprobs": 2} if raw else {"logprobs": True, "top_logprobs": 2}
     body = request_body(server, prompt, params, raw) | more | {"stream": False}
@@ -56,7 +56,7 @@ def gap_where_it_leaves(
 
 
 def _told_tokens(told: Mapping[str, Any]) -> Iterator[tuple[str, list[float]]]:
-    """(text of each token, log probabilities of the best ones, falling), as chats or as completions tell them."""
+    """(text, largest log probabilities in descending order) of each token of a chat or completion response."""
     for each in told.get("content") or []:
         yield str(each["token"]), sorted((one["logprob"] for one in each.get("top_logprobs") or []), reverse=True)
     for piece, best in zip(told.get("tokens") or [], told.get("top_logprobs") or [], strict=False):

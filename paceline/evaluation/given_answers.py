@@ -1,7 +1,7 @@
-"""Answers of the target that are at hand, read for the hidden states that heads learn from.
+"""Hidden states of existing answers of the target, for training heads.
 
-Reading takes one pass over many tokens where writing takes one for each. Only what the target itself says is kept: its
-law is what a head learns, and other texts are not what it will be asked about. Not for ordinary text (`long_text.py`).
+A prefill needs far fewer passes than generation. Only answers that the target itself could have given are kept, because
+a head learns its law on its own text. Not for ordinary text (`long_text.py`).
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from paceline.training.heads.shards import TapStore, to_bfloat16
 from paceline.types import Progress
 
 _SHARD = 128
-"""Answers that are read before a shard is written."""
+"""Answers per shard."""
 _ROWS = 128
-"""Rows of a pass, whose logits are held at once: 25 MB with 49,152 tokens."""
+"""Rows of a pass; their logits take 25 MB for a vocabulary of 49,152."""
 _LEAST_ANSWER = 4
 
 Given = tuple[Sequence[int], Sequence[int]]
@@ -28,16 +28,16 @@ Given = tuple[Sequence[int], Sequence[int]]
 
 
 def read_answers(model: CausalLM, given: Sequence[Given], store: TapStore, most_tokens: int, progress: Progress) -> int:
-    """Add the answers that are not in the store yet, until it holds `most_tokens` of answers.
+    """Add the answers that are not in the store yet, until it holds `most_tokens` answer tokens.
 
-    Greedy answers and draws are told apart by the model's own law, and what is neither is left out, as are answers of
-    under four tokens and conversations beyond the model's positions.
+    The model's law decides whether an answer is greedy or sampled. Answers that are neither are skipped, and so are
+    those of under four tokens and conversations longer than the model's positions.
 
     Args:
-        progress: told of answers looked at, and of how many there are.
+        progress: called with (new answers examined, number of new answers).
 
     Returns:
-        How many were left out because another model must have said them.
+        Number of answers skipped because the model is unlikely to have given them.
     """
     known = {tuple(one.conversation.ids.tolist()) for one in store.documents}
     fresh = [(prompt, answer) for prompt, answer in given if (*prompt, *answer) not in known]
@@ -61,9 +61,9 @@ def read_answers(model: CausalLM, given: Sequence[Given], store: TapStore, most_
 def _read(
     model: CausalLM, ids: np.ndarray, num_prompt: int, taps: tuple[int, ...]
 ) -> tuple[Conversation, np.ndarray] | None:
-    """The conversation with its [ids - 1, taps, hidden] uint16 states; None where the model does not talk like that.
+    """(conversation, bfloat16 states [ids - 1, taps, hidden] as uint16); None if the answer is not the model's.
 
-    The first `_ROWS` tokens of the answer decide that.
+    The first `_ROWS` tokens of the answer decide this.
     """
     cache = model.new_cache(pages_for(len(ids)))
     answer, states, temperature = num_prompt - 1, [], None
@@ -81,7 +81,7 @@ def _read(
 
 
 def _temperature(logits: np.ndarray, tokens: np.ndarray) -> float | None:
-    """0 for a greedy answer, 1 for a draw, None for neither; `logits` [n, vocabulary] decided `tokens` [n]."""
+    """0 for a greedy answer, 1 for a sampled one, None for neither; `logits` [n, vocabulary] predict `tokens` [n]."""
     if is_greedy(logits.argmax(axis=1) == tokens):
         return 0.0
     raised = logits - logits.max(axis=1, keepdims=True)

@@ -1,7 +1,7 @@
-"""Training a draft head from nothing: text written, network trained, head saved. What `paceline train head` does.
+"""Training a draft head: generate text, train the network, return the head. Used by `paceline train head`.
 
-Every part goes on where it was ended: text is kept in shards, the network in checkpoints. Not for how a family is
-trained (`training/heads/recipes/`).
+Every part is resumable: text is kept in shards, the network in checkpoints. Not for how a family is trained
+(`training/heads/recipes/`).
 """
 
 import hashlib
@@ -50,9 +50,10 @@ from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
 from paceline.types import NamedProgress
 
 _FIRST_STAGE, _SECOND_RATE = 0.7, 0.1
-"""Share of the updates on long text, and the rate on answers after them over that before (Wertheimer et al. 2024)."""
+"""Fraction of the updates in the first stage, and learning rate of the second stage relative to the first (Wertheimer
+et al. 2024)."""
 _STEPS, _NAMED = 3, 8192
-"""Tokens of a draft, and most tokens that a head names, where nobody says."""
+"""Defaults of the draft length and of the size of the draft vocabulary."""
 _TREE_NODES = 16
 _MOST_MEASURED = 64
 _OF_LAYERS = (
@@ -68,17 +69,17 @@ class HeadJob:
 
     Attributes:
         family: one of `RECIPES`.
-        text: to learn from.
-        loop: how long and how; its `seconds` are those of the whole job.
-        num_draft_tokens: of a draft; None for 3, or those of the head gone on with.
-        draft_vocabulary: most tokens that the head names; None for 8192, or those of the head gone on with.
-        long_text: token ids of text to begin with, which the target did not write; none for no first stage.
-        resume: a head to go on with, by name or path; its family and draft vocabulary are kept.
-        served: folder of a ring of served texts, to learn from in place of text written for the purpose.
-        command: that the card says made it; empty for the least one.
+        text: the training text.
+        loop: settings of training; its `seconds` limit the whole job.
+        num_draft_tokens: draft length; None for 3, or that of the resumed head.
+        draft_vocabulary: largest size of the draft vocabulary; None for 8192, or that of the resumed head.
+        long_text: token ids of ordinary text for a first stage of training; empty for none.
+        resume: name or path of a head to train further; its family and draft vocabulary are kept.
+        served: folder of a ring of served texts, to train on instead of generated text.
+        command: the command line for the card; empty for the shortest one.
 
     Raises:
-        InvalidParameter: wishes that do not go together, each by its name.
+        InvalidParameter: a value out of range, or options that exclude each other.
     """
 
     family: str
@@ -102,17 +103,17 @@ class HeadJob:
 
     @property
     def steps(self) -> int:
-        """Tokens of a draft of a new head."""
+        """Draft length of a new head."""
         return _STEPS if self.num_draft_tokens is None else self.num_draft_tokens
 
     @property
     def most_named(self) -> int:
-        """Most tokens that a new head names."""
+        """Largest size of a new head's draft vocabulary."""
         return _NAMED if self.draft_vocabulary is None else self.draft_vocabulary
 
 
 def check_wishes(num_draft_tokens: int, draft_vocabulary: int = 1) -> None:
-    """Raises InvalidParameter for a head that drafts nothing or more than is ever read back, or names no token."""
+    """Raises InvalidParameter for a draft length outside 1 to `MOST_STEPS`, or an empty draft vocabulary."""
     if num_draft_tokens < 1:
         raise InvalidParameter("num_draft_tokens", f"{num_draft_tokens} tokens are no draft", "give at least 1")
     if num_draft_tokens > MOST_STEPS:
@@ -125,10 +126,10 @@ def check_wishes(num_draft_tokens: int, draft_vocabulary: int = 1) -> None:
 
 def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = silent,
                watch: Watch = lambda now: None, tell: Tell = no_remarks) -> tuple[HeadRecord, Progress]:  # fmt: skip
-    """Do the job, or what is left of it, and return the best head with how its training went.
+    """Run or resume the job and return (best head, progress of its training).
 
     Args:
-        tell: is given what the user should know besides, a line each.
+        tell: called with each remark for the user.
 
     Raises:
         InvalidParameter, UnsupportedModel: see `recipe_of`, `HeadWriter`, `training_target` and `Trainer`.
@@ -159,7 +160,7 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     trainer = Trainer(recipe, store, loop, run, watch)
     before = trainer.progress.step
     if begun is not None and not trainer.progress.curve:
-        trainer.evaluate()  # so that what is saved is never worse than what was begun with
+        trainer.evaluate()  # so that the saved head is never worse than the resumed one
     done = trainer.run()
     tell_finished(before, done, run, tell)
     weights = trainer.best_weights or trainer.mean.weights
@@ -172,13 +173,13 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
 
 
 def resumed(recipe_type: type[Recipe], target: Target, begun: HeadRecord, num_steps: int = 3) -> Recipe:
-    """The recipe around a head that was trained before.
+    """A recipe that trains the head `begun` further.
 
     Args:
-        num_steps: tokens of a draft of EAGLE's family, whose files do not say how many it was trained for.
+        num_steps: draft length, for the EAGLE family only, whose files do not store it.
 
     Raises:
-        InvalidParameter: a head of another family, or of a form that the recipe does not train.
+        InvalidParameter: a head of another family, or with other parts or settings than the recipe trains.
     """
     check_family(recipe_type, begun)
     ids = np.arange(target.config.vocab_size, dtype=np.int32) if begun.draft_ids is None else begun.draft_ids
@@ -203,7 +204,7 @@ def check_family(recipe_type: type[Recipe], begun: HeadRecord) -> None:
 
 
 def other_settings(ours: HeadConfig, theirs: HeadConfig) -> list[str]:
-    """Names of settings that decide how a head computes and differ: weights of the one would be wrong in the other."""
+    """Names of the settings that differ and that change what a head computes from the same weights."""
     free = {"target", "layer", "num_steps", "draft_vocab_size", "max_positions", "embedding_scale"}
     found = [one.name for one in fields(ours) if one.name not in free and _differ(ours, theirs, one.name)]
     if not isclose(ours.embedding_scale, theirs.embedding_scale, rel_tol=1e-3):
@@ -218,7 +219,7 @@ def _differ(one: object, other: object, name: str) -> bool:
 
 
 def _begun(job: HeadJob, loaded: LoadedModel) -> HeadRecord | None:
-    """The head to go on with, if any."""
+    """The head to resume, checked against the job's options; None without one."""
     if job.resume is None:
         return None
     begun = load_head(job.resume, loaded.source)
@@ -236,7 +237,7 @@ def _begun(job: HeadJob, loaded: LoadedModel) -> HeadRecord | None:
 
 
 def _run_name(job: HeadJob, begun: HeadRecord | None, long_text: Sequence[np.ndarray]) -> str:
-    """Of the checkpoint's folder: going on with another head, or from other text, is another run."""
+    """Name of the checkpoint's folder; another resumed head or another long text has another one."""
     if begun is None:
         return f"{job.family}-two-stages-{text_digest(long_text)}" if long_text else job.family
     digest = hashlib.sha256()
@@ -248,7 +249,7 @@ def _run_name(job: HeadJob, begun: HeadRecord | None, long_text: Sequence[np.nda
 def _first_stage(job: HeadJob, documents: Sequence[np.ndarray], loaded: LoadedModel, recipe: Recipe, store: TapStore,
                  loop: LoopSettings, run: Path, progress: NamedProgress, watch: Watch,
                  ) -> tuple[dict[str, Any], LoopSettings]:  # fmt: skip
-    """Train on the long text, where there is one; what the card says of it, and what is left for the answers."""
+    """Train on the long text, if there is one; returns (entries for the card, loop settings of the second stage)."""
     if not documents:
         return {}, loop
     text = long_store(job.text.work, documents, store.taps)
@@ -262,18 +263,18 @@ def _first_stage(job: HeadJob, documents: Sequence[np.ndarray], loaded: LoadedMo
 
 
 def _part(loop: LoopSettings, share: float) -> LoopSettings:
-    """That share of the updates and of the time."""
+    """`loop` with the fraction `share` of its updates and seconds."""
     steps = None if loop.num_steps is None else max(round(loop.num_steps * share), 1)
     return replace(loop, num_steps=steps, seconds=None if loop.seconds is None else loop.seconds * share)
 
 
 def save_trained(record: HeadRecord, folder: Path, release: bool) -> Path:
-    """Write a head: as other programs read it, or with 8-bit weights for a release."""
+    """Save a head in bfloat16, which other programs read, or with int8 weights for a release."""
     return save_head(record, folder, storage="int8" if release else "bfloat16")
 
 
 def card(job: HeadJob, target: Target, store: TapStore, recipe: Recipe, done: Progress) -> dict[str, Any]:
-    """What a card says of how a head was made."""
+    """The card of a head: text, training run, draft vocabulary and held-out evaluation."""
     best = done.best or {}
     counts = store.counts(target.config.vocab_size)
     return {
@@ -289,7 +290,7 @@ def card(job: HeadJob, target: Target, store: TapStore, recipe: Recipe, done: Pr
 
 
 def _tree(recipe: Recipe, weights: dict[str, torch.Tensor], store: TapStore) -> dict[str, Any]:
-    """The card's entry on trees, of heads whose guesses do not depend on each other."""
+    """The card's entry on the best static tree, for Medusa heads, whose positions are independent; else empty."""
     if not isinstance(recipe, MedusaRecipe):
         return {}
     recipe.net.load_state_dict(weights)
@@ -299,10 +300,10 @@ def _tree(recipe: Recipe, weights: dict[str, torch.Tensor], store: TapStore) -> 
 
 
 def chosen_vocabulary(most: int, loaded: LoadedModel, store: TapStore, run: Path) -> np.ndarray:
-    """[at least `most`] int32 ids that a head names: those of the run's checkpoint where there is one.
+    """[tokens] int32 ids of a head's draft vocabulary, of `_num_named` size; from the run's checkpoint if there is one.
 
     Raises:
-        InvalidParameter: the checkpoint has another number of them.
+        InvalidParameter: the checkpoint's draft vocabulary has another size.
     """
     always, size = _always_named(loaded), loaded.source.checkpoint.config.vocab_size
     most = _num_named(most, always, size)
@@ -317,7 +318,7 @@ def chosen_vocabulary(most: int, loaded: LoadedModel, store: TapStore, run: Path
 
 
 def _always_named(loaded: LoadedModel) -> list[int]:
-    """Ascending ids that a head names whatever the text: special tokens and whitespace."""
+    """Ascending ids that are in every draft vocabulary: special tokens and whitespace."""
     tokenizer, size = loaded.source.tokenizer, loaded.source.checkpoint.config.vocab_size
     blank = [i for i in range(min(tokenizer.vocab_size, size)) if not tokenizer.decode([i]).strip()]
     always = {*tokenizer.special_token_ids, *loaded.source.eos_token_ids, *blank}
@@ -325,12 +326,12 @@ def _always_named(loaded: LoadedModel) -> list[int]:
 
 
 def _num_named(most: int, always: Sequence[int], size: int) -> int:
-    """Tokens that a head names of `size` where `most` are asked for."""
+    """Size of the draft vocabulary: `most`, but at least all of `always`, and at most `size`."""
     return min(max(most, len(always)), size)
 
 
 def tree_card(accuracies: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """What a card says of the best static tree of heads that stand by themselves (`theory.best_tree`)."""
+    """The card's entry on the best static tree of independent heads (`theory.best_tree`)."""
     paths = best_tree(accuracies, _TREE_NODES)
     return {
         "rank_accuracies": [[round(share, 4) for share in row] for row in accuracies],

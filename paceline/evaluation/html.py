@@ -1,6 +1,6 @@
-"""One HTML file that needs no network: headings, tables and plots as inline SVG, the data embedded as JSON.
+"""A self-contained HTML file: headings, tables, plots as inline SVG, and the data as embedded JSON.
 
-What is written comes from users' prompts and files, so every text is escaped. Not for deciding what to show.
+Texts may come from users' prompts and files, so all of them are escaped. Not for deciding what to show.
 """
 
 import html
@@ -33,7 +33,7 @@ def page(title: str, sections: Sequence[str], data: Any) -> str:
 
     Args:
         sections: HTML made by the functions below.
-        data: JSON-ready; a reader finds it in the element ``data``.
+        data: JSON-ready; embedded in the element with the id ``data``.
     """
     embedded = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
     return (
@@ -45,12 +45,12 @@ def page(title: str, sections: Sequence[str], data: Any) -> str:
 
 
 def escape(text: object) -> str:
-    """`text` as it may stand in HTML."""
+    """`text` escaped for HTML."""
     return html.escape(str(text))
 
 
 def heading(text: str) -> str:
-    """A section begins."""
+    """The heading of a section."""
     return f"<h2>{escape(text)}</h2>\n"
 
 
@@ -67,10 +67,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def forest(rows: Sequence[tuple[str, float, float | None, float | None]], caption: str) -> str:
-    """Estimates with their intervals around 1, on a logarithmic axis.
+    """A forest plot of ratios with their intervals, on a logarithmic axis with a line at 1; empty without rows.
 
     Args:
-        rows: (name, estimate, low, high); no line without an interval.
+        rows: (name, estimate, low, high); the bar is left out without an interval.
     """
     if not rows:
         return ""
@@ -96,7 +96,7 @@ def forest(rows: Sequence[tuple[str, float, float | None, float | None]], captio
 
 
 def lines(series: Sequence[tuple[str, Sequence[float], Sequence[float]]], caption: str, x_name: str) -> str:
-    """Curves with marked points; the vertical axis begins at 0, or at the least value when that is near 1.
+    """A line plot with marked points; the vertical axis begins at 0, or at the least value if that is negative.
 
     Args:
         series: (name, xs, ys).
@@ -135,7 +135,7 @@ def lines(series: Sequence[tuple[str, Sequence[float], Sequence[float]]], captio
 
 
 def bars(rows: Sequence[tuple[str, float]], caption: str) -> str:
-    """Shares between 0 and 1, one bar each."""
+    """A bar chart of fractions between 0 and 1; empty without rows."""
     marks = []
     for number, (name, share) in enumerate(rows):
         y = 14 + 26 * number

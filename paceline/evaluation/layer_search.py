@@ -1,10 +1,10 @@
-"""Which layers a model can miss: a search on texts of the user's, for the layer-skip drafter.
+"""Search for the layers that the layer-skip drafter should leave out, on texts of the user.
 
-Greedy, one layer at a time: whichever hurts agreement least goes next, until the predicted speed-up has not risen for a
-while (Zhang et al. 2023 search the same space by Bayesian optimisation). Agreement is measured as the drafter works: at
-each position the kept layers read the whole model's keys of the tokens before it, and agree when their most probable
-token is the whole model's. The speed-up is predicted from that rate and from passes timed on the spot, so run it while
-nothing else runs. Not for drafting (`layer_skip.py`).
+Greedy, one layer at a time: the next is the one whose removal keeps the agreement highest, until the predicted speed-up
+has not risen for `PATIENCE` layers (Zhang et al. 2023 search the same space by Bayesian optimisation). Agreement is
+measured as in drafting: at each position the kept layers attend to the whole model's keys and values of the tokens
+before it, and agree when both have the same argmax. The speed-up is predicted from this rate and from passes timed
+here, so the machine should be idle. Not for drafting (`layer_skip.py`).
 """
 
 import time
@@ -25,7 +25,7 @@ from paceline.types import Progress
 ROWS_PER_PASS = 64
 MOST_DRAFTED = 8
 PATIENCE = 4
-"""Layers that go on being removed without a higher speed-up before the search ends."""
+"""Number of layers removed without a higher speed-up after which the search ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class LayerChoice:
     """A set of layers to leave out, and what is expected of it.
 
     Attributes:
-        skip_layers: for the option of that name.
-        agreement: share of positions at which the kept layers pick the token that all layers pick.
-        num_draft_tokens: the best length at that rate, at least 1.
-        speedup: over plain decoding at that length, predicted; below 1 it is a loss.
+        skip_layers: value of the option of that name.
+        agreement: fraction of positions at which the kept layers have the same argmax as all layers.
+        num_draft_tokens: the best draft length at that rate, at least 1.
+        speedup: predicted speed-up over plain decoding at that length; below 1 is slower.
     """
 
     skip_layers: tuple[int, ...]
@@ -51,14 +51,14 @@ class PassCosts:
 
     Attributes:
         by_rows: passes of the whole model over 1, 2, ... rows.
-        by_layers: passes over one row by the number of layers run, 1 and all of them; a straight line in between.
+        by_layers: passes over one row by number of layers, for 1 and all of them; interpolated linearly in between.
     """
 
     by_rows: Sequence[float]
     by_layers: dict[int, float]
 
     def predict(self, agreement: float, num_kept: int) -> tuple[int, float]:
-        """The best draft length, at least 1, and its speed-up: drafts of `num_kept` layers that stand at this rate."""
+        """(best draft length, at least 1, its speed-up) of drafts with `num_kept` layers and this acceptance rate."""
         draft = float(np.interp(num_kept, list(self.by_layers), list(self.by_layers.values())))
 
         def speedup(length: int) -> float:
@@ -70,7 +70,7 @@ class PassCosts:
 
 
 class Agreement:
-    """How often some layers of `model` pick the token that all of them pick, on `texts` of at least two tokens each."""
+    """How often some layers of `model` have the argmax of all layers, on `texts` of at least two tokens each."""
 
     def __init__(self, model: CausalLM, texts: Sequence[Sequence[int]]) -> None:
         self._model = model
@@ -103,7 +103,7 @@ class Agreement:
         return float(np.mean(np.array(picks) == np.array(self._answers)))
 
     def _read(self, text: Sequence[int], pages: np.ndarray) -> None:
-        """Put the text into the cache, and what the whole model predicts after each of its tokens into the answers."""
+        """Prefill the text and append the whole model's argmax after each token but the first to `_answers`."""
         for start in range(0, len(text), ROWS_PER_PASS):
             part = Part(pages.tolist(), start, text[start : start + ROWS_PER_PASS])
             picks = self._model.forward(build_rows([part]), self._cache).logits.argmax(axis=1).tolist()
@@ -111,7 +111,7 @@ class Agreement:
 
 
 def measure_costs(model: CausalLM, context: int = 128, repeats: int = 5) -> PassCosts:
-    """Passes of `model` timed after `context` tokens, the fastest of `repeats` each."""
+    """Seconds of passes of `model` after `context` tokens, each the minimum of `repeats`."""
     assert isinstance(model, SkipsLayers)
     pages = list(range(pages_for(context + MOST_DRAFTED + 1)))
     cache, one = model.new_cache(len(pages)), model.with_layers([0])
@@ -132,17 +132,17 @@ def search_skipped_layers(
     breadth: int = 12,
     progress: Progress = lambda done, total: None,
 ) -> list[LayerChoice]:
-    """The sets the search went through, each one layer larger than the one before; take the one of `best_choice`.
+    """The sets of the search, each one layer larger than the one before; `best_choice` picks one.
 
     Args:
         model: the target, on an executor that can leave layers out.
-        texts: token ids, best of the kind that will be generated; a few hundred tokens in all will do.
+        texts: token ids, ideally of the kind that will be generated; a few hundred tokens in total suffice.
         costs: of passes; measured when None.
-        breadth: layers that may still go after the first round, those least missed alone.
-        progress: told (sets tried, most sets that will be).
+        breadth: number of layers considered after the first round: those whose removal alone hurts least.
+        progress: called with (sets tried, largest number of sets).
 
     Raises:
-        UnsupportedModel: the executor runs whole models only.
+        UnsupportedModel: the executor cannot leave layers out.
         InvalidParameter: no text has two tokens, or one is longer than the model's context.
     """
     num_layers, usable = model.config.num_hidden_layers, _usable(model, texts)
@@ -173,7 +173,7 @@ def best_choice(choices: Sequence[LayerChoice]) -> LayerChoice:
 
 
 def _usable(model: CausalLM, texts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    """The texts that have something to predict, if the model can be searched on them."""
+    """The texts of two or more tokens. Raises as `search_skipped_layers`."""
     if not isinstance(model, SkipsLayers):
         raise UnsupportedModel("layers: this executor runs whole models only; use the numba or torch executor")
     usable, limit = [text for text in texts if len(text) > 1], model.config.max_position_embeddings

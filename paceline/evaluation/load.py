@@ -1,6 +1,6 @@
-"""A reproducible load of mixed requests on one engine, with arrivals and cancellations, for proofs under load.
+"""A reproducible load of mixed requests on one engine, with arrivals and cancellations, for tests of exactness.
 
-The clock is the engine's steps, so that a run repeats. Not for measuring speed, and not for real clients
+Time is counted in steps of the engine, so runs are reproducible. Not for measuring speed, and not for real clients
 (`async_llm.py`).
 """
 
@@ -18,7 +18,7 @@ class LoadRequest:
 
     Attributes:
         arrival_step: steps of the engine before it is added.
-        abort_step: steps after which it is cancelled, when it still runs then; None for never.
+        abort_step: step at which it is cancelled if it still runs; None for never.
         priority: as in `Engine.add_request`.
     """
 
@@ -32,10 +32,11 @@ class LoadRequest:
 def make_load(
     prompts: Sequence[Sequence[int]], count: int, max_tokens: int, seed: int = 0, greedy: bool = False
 ) -> list[LoadRequest]:
-    """`count` requests over `prompts` in turn, everything else mixed at random but always the same for a seed.
+    """`count` requests that cycle through `prompts`, with everything else drawn at random from `seed`.
 
-    Lengths from 1 to `max_tokens`; two requests arrive per three steps; every eighth is cancelled; penalties,
-    truncations, n samples and priorities are mixed. Without `greedy` three quarters are sampled, each with its seed.
+    Lengths are 1 to `max_tokens`, three requests arrive per four steps on average, and every eighth is cancelled if it
+    still runs. Penalties, truncations, n and priorities vary. Without `greedy` about three quarters are sampled. Every
+    request has a seed of its own.
     """
     rng = random.Random(seed)
     requests, step = [], 0
@@ -68,7 +69,7 @@ def _mixed(rng: random.Random, length: int, greedy: bool, seed: int) -> Sampling
 def run_together(
     engine: Engine, requests: Sequence[LoadRequest], after_step: Callable[[int], None] = lambda done: None
 ) -> list[RequestOutput]:
-    """The output of each request, all in one engine. `after_step` is told how many have finished."""
+    """The output of each request, run concurrently in one engine; `after_step` gets the number of finished ones."""
     outputs: dict[str, RequestOutput] = {}
     waiting = sorted(range(len(requests)), key=lambda i: requests[i].arrival_step)
     aborts = sorted((each.abort_step, i) for i, each in enumerate(requests) if each.abort_step is not None)
@@ -88,7 +89,7 @@ def run_together(
 
 
 def run_alone(engine: Engine, requests: Iterable[LoadRequest]) -> Iterable[RequestOutput]:
-    """The output of each request alone in the engine, its samples one by one, never cancelled."""
+    """The output of each request run alone, its samples one by one, never cancelled."""
     for each in requests:
         samples = [_complete(engine, each.prompt_token_ids, _sample(each.params, i)) for i in range(each.params.n)]
         completions = tuple(sample.outputs[0] for sample in samples)
@@ -108,7 +109,7 @@ def _complete(engine: Engine, prompt_token_ids: Sequence[int], params: SamplingP
 
 
 def differences(together: Sequence[RequestOutput], alone: Sequence[RequestOutput]) -> list[tuple[int, int]]:
-    """(request, sample) whose tokens differ; one that was cancelled must have the beginning of the whole."""
+    """(request, sample) of every output that differs; a cancelled one must be a prefix of the complete one."""
     return [
         (number, index)
         for number, (shared, single) in enumerate(zip(together, alone, strict=True))

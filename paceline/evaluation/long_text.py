@@ -1,7 +1,7 @@
-"""Long text that the target did not write, with the hidden states it has reading it: a first stage for heads.
+"""Ordinary text with the target's hidden states, for a first stage of training heads.
 
-Wertheimer et al. (2024, section 3) train their speculator on ordinary text first, which is cheap and plenty, and on the
-target's own answers after that. Not for those answers (`training_text.py`).
+Wertheimer et al. (2024, section 3) train their speculator first on ordinary text, which is cheap and plentiful, and
+then on the target's own answers. Not for those answers (`training_text.py`).
 """
 
 import zlib
@@ -22,16 +22,16 @@ from paceline.types import NamedProgress
 PIECE = 256
 """Tokens of a document."""
 _HEAD = 8
-"""First tokens of a document, which nothing is drafted for and which decide whether it is held out."""
+"""First tokens of a document, which count as its prompt and decide whether it is held out."""
 _SHARD = 128
-"""Documents of a shard; a run that ends goes on after the last one."""
+"""Documents per shard; an interrupted run resumes after the last one."""
 
 
 def pieces(ids: Sequence[int]) -> list[np.ndarray]:
-    """Documents of `PIECE` tokens, [PIECE] int32 each; what is left over is left out.
+    """`ids` cut into documents, [PIECE] int32 each; the remainder is dropped.
 
     Raises:
-        InvalidParameter: there is not one of them.
+        InvalidParameter: the text is shorter than one document.
     """
     found = [np.asarray(ids[start : start + PIECE], np.int32) for start in range(0, len(ids) - PIECE + 1, PIECE)]
     if not found:
@@ -43,7 +43,7 @@ def clean_pieces(ids: Sequence[int], loaded: LoadedModel, benchmark: frozenset[t
     """`pieces` without those that share a run of words with the benchmark.
 
     Raises:
-        InvalidParameter: as `pieces`, or all of them do.
+        InvalidParameter: as `pieces`, or none is left.
     """
     found, decode, words = pieces(ids), loaded.source.tokenizer.decode, set(benchmark)
     kept = [one for one in found if not (words and is_contaminated(decode(one.tolist()), words))]
@@ -53,17 +53,17 @@ def clean_pieces(ids: Sequence[int], loaded: LoadedModel, benchmark: frozenset[t
 
 
 def long_store(work: Path, documents: Sequence[np.ndarray], taps: Sequence[int]) -> TapStore:
-    """The store of these documents, empty or filled in an earlier run; other text has another one."""
+    """The store of these documents, empty or filled by an earlier run; its folder is named by their digest."""
     return TapStore(work / f"long-{text_digest(documents)}", taps)
 
 
 def text_digest(documents: Sequence[np.ndarray]) -> str:
-    """What tells this text from another in the names of folders."""
+    """CRC-32 of the documents as hexadecimal digits, for names of folders."""
     return f"{zlib.crc32(np.concatenate(list(documents)).tobytes()):08x}"
 
 
 def read_long(loaded: LoadedModel, documents: Sequence[np.ndarray], store: TapStore, progress: NamedProgress) -> None:
-    """Have the target read what the store does not hold yet."""
+    """Compute the hidden states of the documents that are not in the store yet, and add them."""
     for start in range(len(store.documents), len(documents), _SHARD):
         progress("text read", start, len(documents))
         part = documents[start : start + _SHARD]
@@ -73,7 +73,7 @@ def read_long(loaded: LoadedModel, documents: Sequence[np.ndarray], store: TapSt
 
 
 def _states(loaded: LoadedModel, ids: np.ndarray, taps: tuple[int, ...]) -> np.ndarray:
-    """[ids - 1, taps, hidden] uint16 of one document."""
+    """[ids - 1, taps, hidden] hidden states of one document, bfloat16 as uint16."""
     pages = list(range(pages_for(len(ids))))
     rows = build_rows([Part(pages, 0, ids[:-1].tolist(), logits="none")])
     found = loaded.model.forward(rows, loaded.model.new_cache(len(pages)), taps).taps

@@ -1,6 +1,6 @@
-"""A pool of drafts, boost-tuned one after the other. What `paceline train draft --pool` does.
+"""Training a pool of drafts, boost-tuned one after the other. Used by `paceline train draft --pool`.
 
-Not for what a draft learns from those before it (`training/drafts/boost.py`).
+Not for selecting what each draft is trained on (`training/drafts/boost.py`).
 """
 
 import hashlib
@@ -30,14 +30,14 @@ _MOST_MEASURED = 24
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """What a pool is worth on held-out greedy text.
+    """Evaluation of a pool on held-out greedy text.
 
     Attributes:
         folders: of the drafts.
-        texts, places: that each learnt from.
-        alone: tokens per pass of each by itself.
-        merged: of all of them in one tree.
-        runs: how each training went.
+        texts, places: number of texts and of positions that each draft was trained on.
+        alone: tokens per pass of each draft alone.
+        merged: tokens per pass of all drafts merged into one tree.
+        runs: progress of each training.
     """
 
     folders: tuple[str, ...]
@@ -51,14 +51,14 @@ class PoolReport:
 def train_pool(job: DraftJob, size: int, match: float | None, config: EngineConfig, folder: Path,
                progress: NamedProgress = silent, watch: Watch = lambda now: None, tell: Tell = no_remarks,
                ) -> PoolReport:  # fmt: skip
-    """Train `size` drafts within the job's budget, equal parts each, and write them to `folder`/1, `folder`/2, ...
+    """Train `size` drafts, each in an equal part of the job's seconds, and write them to `folder`/1, `folder`/2, ...
 
     Args:
         match: see `Lessons`.
-        tell: is given what the user should know besides, a line each.
+        tell: called with each remark for the user.
 
     Raises:
-        InvalidParameter: fewer than 2 drafts, a `match` out of range, or a draft that leaves nothing to learn.
+        InvalidParameter: fewer than 2 drafts, a `match` out of range, or no text left for a later draft.
         UnsupportedModel: as `train_draft`.
     """
     if size < 2:
@@ -92,11 +92,11 @@ def train_pool(job: DraftJob, size: int, match: float | None, config: EngineConf
 
 def _hits(recipe: DistillRecipe, setup: DraftSetup, documents: Sequence[Document], run: Path,
           progress: NamedProgress) -> Sequence[Tensor]:  # fmt: skip
-    """What a trained draft names of the documents, as found now or, with the same weights, in an earlier run."""
+    """Per document, bool: which answer tokens are the draft's guess; cached in `run` under a digest of its weights."""
     path = run / f"hits-{_digest(recipe)}.npy"
     sizes = [len(one.conversation.answer) for one in documents]
     if path.exists():
-        with suppress(ValueError, EOFError):  # cut short, or of other text: it is found again
+        with suppress(ValueError, EOFError):  # truncated, or of other text: computed again
             kept = np.load(path)
             if kept.dtype == bool and kept.shape == (sum(sizes),):
                 return torch.from_numpy(kept).split(sizes)
@@ -107,7 +107,7 @@ def _hits(recipe: DistillRecipe, setup: DraftSetup, documents: Sequence[Document
 
 
 def _digest(recipe: DistillRecipe) -> str:
-    """What tells a draft's weights from others."""
+    """SHA-256 of a draft's weights, 16 hexadecimal digits."""
     digest = hashlib.sha256()
     for name, values in sorted(recipe.net.state_dict().items()):
         digest.update(name.encode())

@@ -1,8 +1,8 @@
-"""Prompts for measurements: a user's own files, the layouts of public sets, and a few that are built in.
+"""Prompts for measurements: the user's files, public data sets, and a few that are built in.
 
 A record of a .jsonl file is {"prompt": ...}, {"turns": [...]}, {"messages": [...]} or {"text": ...}; `category` names
-its family, and `answer` (or `output`, `response`) what was said to it. Public sets are named by path and never shipped.
-Stretches of a long text are prompts for long contexts.
+its family, and `answer` (or `output`, `response`, `completion`) holds a model's answer. Public sets are read from a
+path and not shipped. For long contexts, a long text can be cut into prompts.
 """
 
 import json
@@ -23,7 +23,7 @@ UNNAMED = "no category"
 _LAYOUTS = ("spec-bench", "speed-bench")
 _LONG = "long:"
 _STRETCHES = 6
-"""Of each length, unless so many are asked for."""
+"""Default number of prompts cut from a long text, per length."""
 _ANSWERS = ("answer", "output", "response", "completion")
 
 
@@ -34,7 +34,7 @@ class Prompt:
     Attributes:
         text: what the user says.
         family: kind of task.
-        answer: what a model said to it, None where that is not known.
+        answer: a model's answer to it; None if unknown.
     """
 
     text: str
@@ -45,14 +45,14 @@ class Prompt:
 def load_prompts(
     source: str, families: Sequence[str] = (), per_family: int | None = None, all_turns: bool = False
 ) -> list[Prompt]:
-    """Prompts of `source`, families in turns so that any beginning of the list is balanced.
+    """Prompts of `source`, with the families interleaved so that every prefix of the list is balanced.
 
     Args:
         source: ``builtin``, a .jsonl or .txt file, ``spec-bench:PATH`` / ``speed-bench:PATH``, or
-            ``long:PATH@8000,32000``: stretches of a text with so many characters, a family for each length.
+            ``long:PATH@8000,32000``: a text cut into prompts of these lengths in characters, a family per length.
         families: those to take; all when empty.
-        per_family: most prompts of each.
-        all_turns: later turns of a conversation are prompts too, each by itself.
+        per_family: largest number of prompts of each.
+        all_turns: also take later user turns of a conversation, as prompts of their own without the earlier turns.
 
     Raises:
         InvalidParameter: the file cannot be read, a line holds no prompt, nothing is left, or `per_family` is below 1.
@@ -77,13 +77,13 @@ def load_prompts(
 
 
 def _layout(source: str) -> tuple[Path, bool]:
-    """(path, whether MT-Bench's categories are one family)."""
+    """(path of a source, whether to merge MT-Bench's categories into one family)."""
     name, colon, path = source.partition(":")
     return (Path(path), name == "spec-bench") if colon and name in _LAYOUTS else (Path(source), False)
 
 
 def _stretches(source: str, count: int) -> list[Prompt]:
-    """`count` stretches of each length, one after the other in the text."""
+    """`count` consecutive pieces of the text for each length."""
     name, _, lengths = source.rpartition("@")
     sizes = [int(each) for each in lengths.split(",") if each.strip().isdigit() and int(each)]
     if not name or len(sizes) != len(lengths.split(",")):
@@ -109,7 +109,7 @@ def _read(path: Path) -> str:
 
 
 def _of_file(path: Path, merge_chat: bool, all_turns: bool) -> Iterable[Prompt]:
-    lines = _read(path).split("\n")  # only these: JSON keeps other ends of lines (U+2028) within its strings
+    lines = _read(path).split("\n")  # not splitlines: JSON strings may contain other line separators (U+2028)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -136,7 +136,7 @@ def _of_record(line: str, place: str, merge_chat: bool, all_turns: bool) -> list
 
 
 def _texts(record: Mapping[str, Any]) -> list[str]:
-    """What the user says, turn by turn."""
+    """The user messages of a record, in order."""
     if "turns" in record:
         texts = list(record["turns"])
     elif "messages" in record:

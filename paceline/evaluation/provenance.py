@@ -1,4 +1,4 @@
-"""Where figures come from: versions, command, machine and its load, kept beside every measurement."""
+"""Provenance of measurements: versions, command, machine and its load."""
 
 import os
 import platform
@@ -28,7 +28,7 @@ def provenance() -> dict[str, Any]:
 
 
 def load_average() -> float | None:
-    """Processes that wanted a processor over the last minute; None where the system does not say."""
+    """The system's load average of the last minute; None where the system has none."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 

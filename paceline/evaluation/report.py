@@ -1,7 +1,7 @@
-"""`Run`: one answer with its times, and what the numbers say. Shared by the command line and the benchmarks.
+"""`Run`: one timed answer with its statistics, for the command line and the benchmarks.
 
-Rates are of the decoding phase: from the first token to the last. The prefill is the same whether one drafts or not,
-and is reported as time to first token.
+Rates are those of the decoding phase, from the first token to the last. The prefill is the same with and without
+speculation, and is reported as time to first token.
 """
 
 import time
@@ -22,7 +22,7 @@ class Run:
     Attributes:
         first_token_seconds: from the request to its first token.
         decode_seconds: from the first token to the last.
-        predicted_speedup: what theory expects of its drafts over plain decoding; see `predicted_speedup`.
+        predicted_speedup: over plain decoding, from theory; see the function `predicted_speedup`.
     """
 
     output: RequestOutput
@@ -63,15 +63,15 @@ def run_once(
 
 
 def predicted_speedup(stats: RequestStats, pass_seconds: PassSeconds, cost_ratio: float) -> float | None:
-    """The speed-up theory expects from the measured acceptance and the costs known beforehand; None without a pass.
+    """The speed-up predicted from the measured acceptance and the given costs; None without a pass.
 
-    Tokens per pass with a draft are 1 + sum over levels l of d_l a_1 ... a_l, with d_l the share of drafts that have
-    level l and a_l its acceptance rate: Leviathan et al. 2023, theorem 3.8, without its assumption that all levels are
-    alike. Passes without a draft bring one token.
+    Tokens per pass with a draft are 1 + sum over levels l of d_l a_1 ... a_l, with d_l the fraction of drafts with a
+    level l and a_l its acceptance rate: Leviathan et al. 2023, theorem 3.8, without the assumption that all levels have
+    the same rate. Passes without a draft emit one token.
 
     Args:
         pass_seconds: t(rows, context), e.g. what `paceline tune` measured; only its shape matters.
-        cost_ratio: a draft step over a target pass of one row; 0 for lookups.
+        cost_ratio: seconds of a draft step over those of a target pass of one row; 0 for lookups.
     """
     passes, drafts = stats.num_target_passes, stats.num_drafts
     if not passes:
@@ -87,7 +87,7 @@ def predicted_speedup(stats: RequestStats, pass_seconds: PassSeconds, cost_ratio
 
 
 def _expected_accepted(stats: RequestStats) -> float:
-    """Tokens of a draft that are expected to stand."""
+    """Expected number of accepted tokens per draft."""
     expected, survival = 0.0, 1.0
     for level, drafted in enumerate(stats.drafted_per_level):
         if level >= len(stats.tested_per_level):
@@ -99,7 +99,7 @@ def _expected_accepted(stats: RequestStats) -> float:
 
 
 def describe(run: Run, plain: Run | None = None) -> dict[str, Any]:
-    """The figures of a run under the names that scripts read; speed-ups are None without a plain run beside it."""
+    """The statistics of a run as a dict for JSON; speed-ups are None without the plain run `plain`."""
     stats = run.output.stats
     return {
         "tokens_per_second": run.tokens_per_second,

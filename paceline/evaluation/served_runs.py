@@ -1,4 +1,4 @@
-"""Runs that learn from a ring of served texts: what was served since makes other text, and so another run.
+"""Training runs on a ring of served texts; a new run starts whenever the ring has changed.
 
 Not for the ring (`training/online/ring.py`).
 """
@@ -11,10 +11,10 @@ from paceline.training.heads.shards import TapStore
 
 
 def run_on_ring(runs: Path, name: str, ring: TapStore, tell: Tell) -> Path:
-    """The checkpoint's folder for what a ring holds now; nobody comes back to those for what it held before.
+    """The checkpoint folder for the ring's current texts; deletes those for its earlier texts, and says so by `tell`.
 
     Args:
-        name: of what goes on learning.
+        name: of the head or draft that is trained further.
     """
     run = runs / f"{name}-served-{ring.digest()[:12]}"
     before = [path for path in runs.glob(f"{name}-served-*") if path != run]

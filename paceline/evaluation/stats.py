@@ -1,9 +1,9 @@
-"""Intervals for ratios that were measured in pairs: the same prompt by both, interleaved in one run.
+"""Confidence intervals of ratios measured in pairs: both sides answer the same prompts, interleaved in one run.
 
-Prompts are the clusters: rounds and tokens of one prompt are not independent, so whole prompts are left out in turn,
-with all of their rounds. Families of prompts are strata, held fixed. Student's t after a jackknife covers what it
-promises with a dozen prompts, where intervals from drawing prompts again are too narrow. Where one or two prompts took
-nearly all of the time, as after a stall, no interval is given. numpy only. Not for what to measure (`bench/`).
+Prompts are clusters: rounds and tokens of one prompt are not independent, so the jackknife leaves out whole prompts
+with all of their rounds. Families of prompts are fixed strata. The jackknife with Student's t has its nominal coverage
+with a dozen prompts, where bootstrap intervals are too narrow. No interval is given where one or two prompts took
+nearly all of the time, as after a stall. numpy only. Not for what to measure (`bench/`).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,20 +15,20 @@ import numpy as np
 LEAST_PROMPTS = 6
 """With fewer prompts no interval is given."""
 LEAST_FREEDOM = 2.0
-"""Degrees of freedom at which Student's t has no variance: up to it an interval says nothing, be it 10 or 10^9 wide."""
+"""No interval is given up to these degrees of freedom, where Student's t has no finite variance."""
 CONFIDENCE = 0.95
 TOO_FEW, TOO_UNEVEN, NOTHING = "too few prompts", "too uneven", "nothing measured"
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A ratio with what is known about it.
+    """An estimated ratio with its confidence interval.
 
     Attributes:
-        ratio: the estimate; not a number where nothing was measured.
-        low, high: of the 95 % interval; None where `lacking` says why there is none.
-        num_prompts: prompts behind it.
-        p: two-sided, that the true ratio is 1; None likewise.
+        ratio: the estimate; NaN if nothing was measured.
+        low, high: ends of the 95 % interval; None if there is none, see `lacking`.
+        num_prompts: number of prompts measured.
+        p: two-sided p-value of the hypothesis that the ratio is 1; None without an interval.
     """
 
     ratio: float
@@ -39,7 +39,7 @@ class Interval:
 
     @property
     def lacking(self) -> str | None:
-        """Why there is no interval: nothing measured, too few prompts, or too uneven: a few took nearly all time."""
+        """Why there is no interval: `NOTHING`, `TOO_FEW`, or `TOO_UNEVEN`: a few prompts took nearly all time. Else None."""
         if self.low is not None:
             return None
         if not self.num_prompts:
@@ -57,8 +57,8 @@ class Pairs:
     """Seconds and tokens of two ways to answer the same prompts, summed over the rounds of each.
 
     Attributes:
-        base_seconds, base_tokens: [prompts] float64 of what is compared with, e.g. plain decoding.
-        seconds, tokens: [prompts] float64.
+        base_seconds, base_tokens: [prompts] float64 of the baseline, e.g. plain decoding.
+        seconds, tokens: [prompts] float64 of the other.
         strata: [prompts] family of each prompt.
     """
 
@@ -70,7 +70,7 @@ class Pairs:
 
 
 def time_ratio(pairs: Pairs) -> Interval:
-    """Tokens per second over all prompts together, divided by the base's: what the whole bill becomes."""
+    """Ratio of the total tokens per second, over all prompts, to the baseline's: the speed-up of the whole workload."""
 
     def estimate(kept: np.ndarray) -> np.ndarray:
         base = (kept @ pairs.base_seconds) / (kept @ pairs.base_tokens)
@@ -80,13 +80,13 @@ def time_ratio(pairs: Pairs) -> Interval:
 
 
 def typical_ratio(pairs: Pairs) -> Interval:
-    """Geometric mean of the prompts' own ratios: what a user sees whose prompts are like these."""
+    """Geometric mean of the prompts' ratios: the speed-up of a typical prompt."""
     logs = np.log((pairs.base_seconds / pairs.base_tokens) / (pairs.seconds / pairs.tokens))
     return _jackknifed(lambda kept: (kept @ logs) / kept.sum(-1), [np.ones(len(logs))], pairs.strata)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for how many there are (Holm 1979): reject where one is below the level."""
+    """p-values adjusted for multiple testing (Holm 1979): reject those below the level."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     corrected, largest = [1.0] * len(p_values), 0.0
     for place, i in enumerate(order):
@@ -96,21 +96,20 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 _NONE = Interval(float("nan"), None, None, 0)
-"""Of no prompts."""
+"""The interval of no prompts."""
 
 
 def _jackknifed(
     estimate: Callable[[np.ndarray], np.ndarray], weights: Sequence[np.ndarray], strata: Sequence[str]
 ) -> Interval:
-    """`estimate` of all prompts, with Student's t interval from leaving out one prompt after the other.
+    """`estimate` over all prompts, with a Student's t interval from the stratified jackknife over prompts.
 
-    The squared deviations of a stratum of m prompts count m / (m - 1) times (Jones 1974, stratified jackknife). Degrees
-    of freedom are those of as many prompts of equal weight as would estimate as well (Kish 1965), on the side of the
-    ratio where these are fewer.
+    The squared deviations of a stratum of m prompts are weighted by m / (m - 1) (Jones 1974). The degrees of freedom
+    follow from the effective number of prompts (Kish 1965), the smaller one of both sides of the ratio.
 
     Args:
-        estimate: [..., prompts], 1 for each prompt that counts and 0 for others, to [...] logarithms of the ratio.
-        weights: for each side of the ratio, [prompts] how much each prompt counts in it.
+        estimate: maps [..., prompts], 1 for each included prompt and 0 for others, to [...] logarithms of the ratio.
+        weights: [prompts] weight of each prompt, for each side of the ratio.
         strata: [prompts] family of each prompt.
     """
     count = len(strata)
@@ -133,7 +132,7 @@ def _jackknifed(
 
 
 def _strata(names: Sequence[str]) -> list[np.ndarray]:
-    """Indices by family; families with too few prompts for an interval of their own form one stratum."""
+    """Indices of the prompts in each stratum: one per family, with families under `LEAST_PROMPTS` merged into one."""
     families = {name: np.array([i for i, each in enumerate(names) if each == name]) for name in dict.fromkeys(names)}
     large = [group for group in families.values() if len(group) >= LEAST_PROMPTS]
     small = [group for group in families.values() if len(group) < LEAST_PROMPTS]
@@ -144,7 +143,7 @@ def _strata(names: Sequence[str]) -> list[np.ndarray]:
 
 
 def t_quantile(level: float, freedom: float) -> float:
-    """The `level` quantile, above 1/2, of Student's t, by bisection on `t_tail`."""
+    """The quantile of Student's t at `level`, above 1/2, by bisection on `t_tail`; at most 1000."""
     low, high = 0.0, 1e3
     for _ in range(60):
         middle = (low + high) / 2
@@ -153,7 +152,7 @@ def t_quantile(level: float, freedom: float) -> float:
 
 
 def t_tail(t: float, freedom: float) -> float:
-    """P(|T| > t) of Student's t with `freedom` degrees: an integral over the angle arctan(T / sqrt(freedom))."""
+    """P(|T| > t) of Student's t with `freedom` degrees, integrated over the angle arctan(T / sqrt(freedom))."""
     angles = np.linspace(np.arctan(t / np.sqrt(freedom)), np.pi / 2, 1001)
     scale = np.exp(lgamma((freedom + 1) / 2) - lgamma(freedom / 2)) / np.sqrt(np.pi)
     return float(min(1.0, 2 * scale * np.trapezoid(np.cos(angles) ** (freedom - 1), angles)))

@@ -1,4 +1,4 @@
-"""What a trained network's card says of its run."""
+"""Entries about the training run on a network's card."""
 
 import platform
 from pathlib import Path
@@ -13,12 +13,12 @@ _SHOWN = ("step", "greedy", "eal", "replayed", "sampled", "sampled_eal", "num_pl
 
 
 def name_of(model: str) -> str:
-    """A model as cards call it: a file or folder without those around it."""
+    """The name of a model on cards: of a path, the last part only."""
     return Path(model).name if Path(model).exists() else model
 
 
 def run_card(done: Progress) -> dict[str, Any]:
-    """What a card says of a training run."""
+    """The card's entry on a training run."""
     return {
         "updates": done.step,
         "rows_seen": done.tokens,
@@ -30,5 +30,5 @@ def run_card(done: Progress) -> dict[str, Any]:
 
 
 def shown(evaluation: dict[str, Any]) -> dict[str, Any]:
-    """What a card says of an evaluation of a run's curve."""
+    """The card's entry on one evaluation of a run's curve."""
     return {name: evaluation[name] for name in _SHOWN if name in evaluation}

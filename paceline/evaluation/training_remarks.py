@@ -1,4 +1,4 @@
-"""What a training command says in a line beside its result. Not for what is refused (`errors.py`)."""
+"""Remarks that a training command prints besides its result. Not for errors (`errors.py`)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,15 +6,15 @@ from pathlib import Path
 from paceline.training.run.loop import Progress
 
 Tell = Callable[[str], None]
-"""Is given a line for the user."""
+"""Called with a line for the user."""
 
 
 def no_remarks(line: str) -> None:
-    """For callers who show none."""
+    """Drop the remark."""
 
 
 def tell_finished(before: int, done: Progress, run: Path, tell: Tell) -> None:
-    """Say so where an earlier command made all updates; there were `before` of them when this one began."""
+    """Tell the user if the run was complete already: it had `before` updates at the start and has no more now."""
     if 0 < before == done.step:
         made = f"this run was finished before, after {before} updates, and nothing more was learnt"
         tell(f"{made}: give more --steps, or delete {run} to begin anew")

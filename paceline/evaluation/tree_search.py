@@ -1,4 +1,4 @@
-"""Which static tree pays: a draft model's guesses against the target's answers to the user's own prompts."""
+"""Search for the best static tree, from the ranks of the target's tokens among a draft model's guesses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class TreeSearch:
     """What was measured.
 
     Attributes:
-        accuracies: share of output tokens that were the draft's i-th guess.
-        num_tokens: output tokens looked at.
-        depth: deepest level considered.
+        accuracies: fraction of output tokens that are the draft's guess of rank i.
+        num_tokens: number of output tokens.
+        depth: largest depth of a tree.
     """
 
     accuracies: tuple[float, ...]
@@ -32,11 +32,11 @@ class TreeSearch:
         return best_tree([self.accuracies] * self.depth, num_nodes)
 
     def tokens_per_pass(self, paths: Sequence[RankPath]) -> float:
-        """Tokens per target pass to be expected from a tree, the target's own included."""
+        """Expected tokens per target pass with a tree, including the target's own."""
         return float(expected_tree_tokens([self.accuracies] * self.depth, paths))
 
     def chain(self, num_nodes: int) -> list[RankPath]:
-        """The chain of as many nodes, within the depth: what a tree must beat."""
+        """The chain of `num_nodes` nodes, but no deeper than `depth`: the baseline of a tree."""
         return [(0,) * length for length in range(1, min(num_nodes, self.depth) + 1)]
 
 
@@ -49,16 +49,16 @@ def measure(
     depth: int = 8,
     progress: NamedProgress = lambda what, done, total: None,
 ) -> TreeSearch:
-    """Let the target answer `prompts`, and count which of the draft's guesses each token was.
+    """Let the target answer `prompts`, and count the rank of each token among the draft's guesses.
 
     Args:
-        llm: the target, drafting or not.
+        llm: the target, with or without speculation.
         draft: shares its vocabulary.
         prompts: token ids.
-        params: how the target answers; at temperature 0 a share is the chance of a greedy match.
-        num_ranks: guesses told apart, so the most children a node can get.
-        depth: deepest level of the trees.
-        progress: told (what, requests done, requests).
+        params: of the target's answers; at temperature 0 an accuracy is the probability of a greedy match.
+        num_ranks: number of guesses counted, and so the largest number of children of a node.
+        depth: largest depth of the trees.
+        progress: called with (what, requests done, number of requests).
 
     Raises:
         InvalidParameter: a count below 1, or answers without a single token.

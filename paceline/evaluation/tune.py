@@ -1,4 +1,4 @@
-"""Measuring t(rows, context) of a loaded model: what `paceline tune` does before it decides anything."""
+"""Measuring the pass time t(rows, context) of a loaded model, for `paceline tune`."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,9 +23,9 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 CONTEXTS = (32, 256, 1024)
 FILL_ROWS = 256
 SEGMENTS = 8
-"""Requests of the passes that tell what one more request costs."""
+"""Number of requests in the passes that measure the cost of a further request."""
 OVERHEAD_TOKENS, OVERHEAD_CACHE = 24, 1 << 24
-"""Plain steps whose time besides the pass is measured, and bytes of their cache."""
+"""Number of plain steps for measuring the overhead of a step, and bytes of their KV cache."""
 CHUNK_ROWS = 16
 """Passes with fewer rows are not measured as prompt chunks."""
 
@@ -35,9 +35,9 @@ class TunePlan:
     """What is measured.
 
     Attributes:
-        rows, contexts: the grid; every pass has one segment.
-        rounds: passes per point; the median counts.
-        seconds_per_point: a point that has taken this long gets no further round, but at least three.
+        rows, contexts: the grid; every pass has one request.
+        rounds: passes per point; their median is kept.
+        seconds_per_point: a point gets no further pass after this time, but at least three.
     """
 
     rows: Sequence[int] = ROWS
@@ -54,11 +54,11 @@ class TunePlan:
             raise InvalidParameter("rounds", f"{self.rounds} is less than 1", "measure each point at least once")
 
     def at_least(self, rows: int) -> "TunePlan":
-        """The part of the grid with that many rows, or all of it where there is none."""
+        """The part of the grid with at least `rows` rows, or all of it if there is none."""
         return replace(self, rows=[r for r in self.rows if r >= rows] or self.rows)
 
     def within(self, max_length: int) -> "TunePlan":
-        """The part of the grid that a model of `max_length` positions can run, never nothing."""
+        """The part of the grid that fits into `max_length` positions; never empty."""
         rows = [r for r in self.rows if r <= max_length] or [1]
         contexts = [c for c in self.contexts if c + max(rows) <= max_length] or [max(0, max_length - max(rows))]
         return replace(self, rows=rows, contexts=contexts)
@@ -67,10 +67,10 @@ class TunePlan:
 def profile_model(
     loaded: LoadedModel, config: EngineConfig, plan: TunePlan, progress: NamedProgress = silent
 ) -> Profile:
-    """Measure a model, both as it decodes and as it reads prompts.
+    """Measure a model: decoding passes, prefill passes, cost of a further request, tile and overhead of a step.
 
     Args:
-        progress: told (what, contexts done, contexts in all).
+        progress: called with (what, contexts done, number of contexts).
     """
     source, model = loaded.source, loaded.model
 
@@ -94,10 +94,10 @@ def profile_model(
 
 
 def measure_segments(model: CausalLM, plan: TunePlan, num_requests: int = SEGMENTS) -> dict[int, float]:
-    """Context to the seconds that one more request adds to a pass of as many rows, never negative.
+    """Context to the seconds that a further request adds to a pass of the same number of rows, never negative.
 
-    A pass of `num_requests` requests of one row each, against one of a single request with as many rows: the same
-    products, but keys and values of all contexts are read.
+    Compares a pass over `num_requests` requests of one row each with one over a single request of as many rows. Both
+    compute the same matrix products, but the former reads the keys and values of all requests.
     """
     limit = model.config.max_position_embeddings
     contexts = [c for c in plan.contexts if c + num_requests <= limit] or [max(0, limit - num_requests)]
@@ -115,7 +115,7 @@ def measure_segments(model: CausalLM, plan: TunePlan, num_requests: int = SEGMEN
 
 
 def measure_tile(model: CausalLM, plan: TunePlan) -> int | None:
-    """See `tile_of`; the points are timed in turns, at the shortest context."""
+    """The tile of rows, see `tile_of`, measured at the shortest context; None with fewer than three points."""
     points = sorted({rows for width in TILES for rows in (width, width + 1, 2 * width)})
     most = min(model.config.max_position_embeddings, max(plan.rows))
     chosen = [rows for rows in points if rows <= most]
@@ -129,7 +129,7 @@ def measure_tile(model: CausalLM, plan: TunePlan) -> int | None:
 def measure_overhead(
     loaded: LoadedModel, config: EngineConfig, cost: CostProfile, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Seconds of an engine's plain step that its pass of one row does not account for, never negative."""
+    """Median seconds of an engine's plain step minus those of its pass over one row, never negative."""
     engine = build_engine(loaded, replace(config, profile="none", kv_cache_memory_bytes=OVERHEAD_CACHE), None)
     params = SamplingParams(temperature=0, max_tokens=OVERHEAD_TOKENS, ignore_eos=True)
     engine.add_request("overhead", [1] * PAGE_SIZE, params)
@@ -149,12 +149,12 @@ def measure(
 ) -> dict[int, dict[int, float]]:
     """Context to rows to median seconds of a pass.
 
-    The points of a context are timed in turns, so that a machine that slows down slows all of them alike, and each is
-    run once before it counts.
+    The points of a context are interleaved, so that a change of the machine's speed affects all alike, after one
+    warm-up pass each.
 
     Args:
-        logits: ``all`` as in decoding and verifying, ``last`` as in reading a prompt.
-        progress: told (contexts done, contexts in all).
+        logits: ``all`` as in decoding and verification, ``last`` as in a prefill.
+        progress: called with (contexts done, number of contexts).
     """
     plan = plan.within(model.config.max_position_embeddings)
     rng = np.random.default_rng(0)
@@ -175,7 +175,7 @@ def measure(
 
 
 def _medians(model: CausalLM, cache: KVCache, batches: dict[int, Rows], plan: TunePlan) -> dict[int, float]:
-    """Number of rows to median seconds of a pass over the batch that has it."""
+    """Key of `batches` to the median seconds of a pass over its batch."""
     times: dict[int, list[float]] = {m: [] for m in batches}
     for rows in batches.values():
         model.forward(rows, cache)
