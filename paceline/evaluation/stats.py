@@ -39,7 +39,7 @@ class Interval:
 
     @property
     def lacking(self) -> str | None:
-        """Why there is no interval: `NOTHING`, `TOO_FEW`, or `TOO_UNEVEN`: a few prompts took nearly all time. Else None."""
+        """Why there is no interval: `NOTHING`, `TOO_FEW`, or `TOO_UNEVEN`: few prompts took most of the time."""
         if self.low is not None:
             return None
         if not self.num_prompts:

@@ -1,6 +1,6 @@
-"""What rounds of a candidate cost, from a profile alone or from a rehearsal; `theory/round.py` adds them up.
+"""Seconds of a candidate's rounds, from profiles or from a rehearsal, by the formula of `theory/round.py`.
 
-Not for measuring (`rehearsal.py`, `evaluation/tune.py`), nor for how many rounds there are (`replay.py`).
+Not for measuring (`rehearsal.py`, `evaluation/tune.py`), nor for the number of rounds (`replay.py`).
 """
 
 from collections import defaultdict
@@ -16,39 +16,40 @@ from paceline.scheduling.profile import Profile
 from paceline.theory.round import Round, round_seconds
 
 _TRIMMED = 0.1
-"""Share of turns that is left out at either end: other processes, and other machines on the same host, disturb them."""
+"""Fraction of turns trimmed at either end, because of disturbances by other processes and virtual machines."""
 
 
 class CandidatePrices(Protocol):
-    """Seconds, of one candidate and of plain decoding."""
+    """Costs of one candidate and of plain decoding, in seconds."""
 
     def round(self, num_requests: int, num_nodes: float, context: float) -> float:
-        """A round in which `num_requests` requests, each with `context` tokens, draft `num_nodes` tokens together."""
+        """Seconds of a round of `num_requests` requests of `context` tokens each, with `num_nodes` drafted in total."""
         ...
 
     def plain(self, num_requests: int, context: float) -> float:
-        """A plain step."""
+        """Seconds of a plain step."""
         ...
 
     def opening(self, num_requests: int, num_prompt_tokens: int) -> float:
-        """What comes on top once, of prompts with so many tokens together, after the first token is said."""
+        """One-off seconds after the first token, for prompts with `num_prompt_tokens` tokens in total."""
         ...
 
     def plain_opening(self, num_requests: int, num_prompt_tokens: int) -> float:
-        """The same of plain decoding."""
+        """As `opening`, for plain decoding."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPrices:
-    """Prices of rounds from profiles; also `theory.round.RoundPrices` for `num_requests`.
+    """Costs from profiles; also implements `theory.round.RoundPrices` for `num_requests`.
 
     Attributes:
         profile: of the target.
-        num_requests: that decode together.
-        draft: profile of the draft model; None where whole proposals were timed.
+        num_requests: number of requests that decode together.
+        draft: profile of the draft model; None if whole proposals were timed.
         proposal_seconds: of a whole proposal for one request.
-        has_model: a proposal runs a model; for many requests it costs as much more as a target pass over as many rows.
+        has_model: a proposal runs a model; its cost then grows with the number of requests as a target pass's does with
+            rows, and else in proportion.
     """
 
     profile: Profile
@@ -68,7 +69,7 @@ class MeasuredPrices:
         return MeasuredPrices(self.profile).round(num_requests, 0, context)
 
     def opening(self, num_requests: int, num_prompt_tokens: int) -> float:
-        """See `CandidatePrices`: what the draft model takes to read the prompts."""
+        """See `CandidatePrices`: the draft model's prefill."""
         return 0.0 if self.draft is None else self.draft.prefill_cost(num_prompt_tokens, 0)
 
     def plain_opening(self, num_requests: int, num_prompt_tokens: int) -> float:
@@ -86,7 +87,7 @@ class MeasuredPrices:
         return self.draft.batch_seconds(num_requests, num_requests, context)
 
     def _proposals(self, num_requests: int, context: float) -> float:
-        """Seconds of proposals that were timed for one request at a time."""
+        """Seconds of proposals for `num_requests` requests, from those timed for one."""
         if not self.has_model:
             return num_requests * self.proposal_seconds
         cost = self.profile.cost
@@ -95,13 +96,13 @@ class MeasuredPrices:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What one way to decode takes at one number of requests.
+    """Costs of one candidate, or of plain decoding, at one number of requests.
 
     Attributes:
-        besides: seconds of a round on top of one whose draft costs nothing, where something was drafted.
-        idle: the same of rounds in which nothing was.
-        opening: seconds per prompt token, once.
-        mean_nodes: drafted tokens of a request and round.
+        besides: seconds of a drafting round beyond those of a scripted round with as many drafted tokens.
+        idle: the same for rounds without drafted tokens.
+        opening: one-off seconds per prompt token.
+        mean_nodes: mean number of drafted tokens per request and round.
     """
 
     besides: float
@@ -111,12 +112,12 @@ class Arm:
 
 
 class Stand:
-    """All that was timed at one number of requests.
+    """The timings of a rehearsal at one number of requests.
 
     Args:
         num_requests: that number.
-        rehearsal: everything.
-        profile: of the target: how longer contexts change a pass. The level comes from the rehearsal.
+        rehearsal: timings at all numbers of requests.
+        profile: of the target; used only for the effect of the context on a pass.
     """
 
     def __init__(self, num_requests: int, rehearsal: Rehearsal, profile: Profile) -> None:
@@ -130,18 +131,18 @@ class Stand:
         self.arms = {name: self._arm(rounds, rehearsal.openings[name]) for name, rounds in own.items() if rounds}
 
     def known(self, num_nodes: float, context: float) -> float:
-        """Seconds of a round that verifies so many tokens which cost nothing to draft."""
+        """Seconds of a round with `num_nodes` drafted tokens in total that cost nothing to draft."""
         rows, number = self._num_requests + num_nodes, self._num_requests
         further = self._profile.batch_seconds(rows, number, context)
         further -= self._profile.batch_seconds(rows, number, self._context)
         return float(np.interp(num_nodes, self._nodes, self._seconds)) + further
 
     def _besides(self, rounds: Sequence[Timed]) -> float:
-        """Seconds of rounds on top of those that verify as many tokens for nothing."""
+        """Typical seconds of `rounds` beyond `known` for the same number of drafted tokens."""
         return _usual((one.turn, one.seconds - self.known(one.num_nodes, one.context)) for one in rounds)
 
     def _arm(self, rounds: Sequence[Timed], openings: Sequence[Opening]) -> Arm:
-        # what is judged, and how unevenly over the requests, tells in rounds that draft, and in no others
+        # the cost of judging drafts, and of their uneven sizes over requests, occurs in drafting rounds only
         drafting, idle = ([one for one in rounds if bool(one.num_nodes) is some] for some in (True, False))
         besides, besides_idle = self._besides(drafting or idle), self._besides(idle or drafting)
         usual = _usual((one.turn, one.seconds) for one in rounds)
@@ -153,12 +154,12 @@ class Stand:
 
 @dataclass(frozen=True, slots=True)
 class RehearsedPrices:
-    """Prices from a rehearsal, on straight lines between the numbers of requests that were timed.
+    """Costs from a rehearsal, interpolated linearly between the timed numbers of requests.
 
     Attributes:
-        stands: number of requests to what was timed there.
+        stands: number of requests to its timings.
         name: of the candidate.
-        has_model: a shorter draft takes less of it; a lookup costs the same however much it finds.
+        has_model: the cost of drafting is proportional to the draft's length up to the mean; a lookup's is constant.
     """
 
     stands: Mapping[int, Stand]
@@ -186,14 +187,14 @@ class RehearsedPrices:
         return RehearsedPrices(self.stands).opening(num_requests, num_prompt_tokens)
 
     def _around(self, num_requests: int) -> tuple[int, int, float]:
-        """The timed numbers of requests around one, and how far it lies between them."""
+        """(next smaller, next larger timed number of requests, weight of the larger one) for interpolation."""
         sizes = sorted(size for size, stand in self.stands.items() if self.name in stand.arms)
         low = max((size for size in sizes if size <= num_requests), default=sizes[0])
         high = min((size for size in sizes if size >= num_requests), default=sizes[-1])
         return low, high, (num_requests - low) / (high - low) if high > low else 0.0
 
     def _round(self, num_requests: int, own_nodes: float, context: float) -> float:
-        """Seconds at a number of requests that was timed, each of which drafts so many tokens; plain steps at least."""
+        """Seconds of a round with `own_nodes` drafted tokens per request; at least those of a plain step."""
         stand = self.stands[num_requests]
         arm = stand.arms[self.name]
         levels = min(1.0, own_nodes / arm.mean_nodes) if self.has_model and arm.mean_nodes else 1.0
@@ -205,7 +206,7 @@ class RehearsedPrices:
 
 @dataclass(frozen=True, slots=True)
 class _AtStand:
-    """`theory.round.RoundPrices` at one number of requests: a draft is one level, whose price is all it takes."""
+    """`theory.round.RoundPrices` at one number of requests, with the cost of a whole draft on its first level."""
 
     stand: Stand
     num_requests: int
@@ -219,13 +220,13 @@ class _AtStand:
 
 
 def stands_of(rehearsal: Rehearsal, profile: Profile) -> dict[int, Stand]:
-    """What was timed, by number of requests."""
+    """The timings of a rehearsal by number of requests."""
     sizes = sorted({one.num_requests for one in rehearsal.rounds[SCRIPTED]})
     return {size: Stand(size, rehearsal, profile) for size in sizes}
 
 
 def _usual(values: Iterable[tuple[int, float]]) -> float:
-    """The mean of the turns' medians of (turn, seconds), without the shortest and longest."""
+    """The trimmed mean over turns of the median seconds of each; `values` are (turn, seconds)."""
     turns: defaultdict[int, list[float]] = defaultdict(list)
     for turn, value in values:
         turns[turn].append(value)

@@ -1,6 +1,6 @@
-"""What a drafter is told of the target's reading of a text: hidden states, keys and values, probabilities, noise.
+"""What drafters need of the target on a text: hidden states, keys and values, probabilities, noise.
 
-One pass over a whole text stands in for all passes that generated it. Not for drafting (`walk.py`).
+A single prefill of the whole text replaces all passes that generated it. Not for drafting (`walk.py`).
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ _CHUNK = 128
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Reading:
-    """Of one text.
+    """The target's prefill of one text.
 
     Attributes:
-        pages: that hold its keys and values; none where no drafter asks.
+        pages: pages of its keys and values; empty if no drafter needs them.
         taps: tap to hidden states [tokens, hidden] of prompt and output.
-        probs: [outputs] of each output token under the request's law; empty where they are not needed.
-        randomness, coupled: as the request's draws are made.
+        probs: [output tokens] probabilities under the request's law; empty if not needed.
+        randomness, coupled: of the request's draws, as in `DraftContext`.
     """
 
     pages: Sequence[int] = ()
@@ -46,13 +46,13 @@ class Reading:
 
 
 class Reader:
-    """Reads texts into the cache of an engine whose drafter will look there.
+    """Prefills texts into the cache of an engine, where its drafter finds them.
 
     Args:
         model: the target.
         engine: has the drafter; nothing else runs on it.
         params: of the requests.
-        most: nodes of a draft, which may be written after any token.
+        most: largest number of nodes of a draft; there must be room for them after any token.
     """
 
     def __init__(self, model: CausalLM, engine: Engine, params: SamplingParams, most: int) -> None:
@@ -63,10 +63,10 @@ class Reader:
         """The reading of a text; `release` it before the next.
 
         Args:
-            coupled: drafts will be drawn with the target's noise: that of the text's seed, or noise that fits it.
+            coupled: drafts will be drawn with the target's noise: that of the text's seed, or sampled given the text.
 
         Raises:
-            InvalidParameter: the text is longer than the model reads.
+            InvalidParameter: the text is longer than the model's positions.
         """
         whole = [*text.prompt, *text.output]
         limit = self.model.config.max_position_embeddings
@@ -83,11 +83,11 @@ class Reader:
         return Reading(pages, joined, probs, noise, coupled)
 
     def release(self, reading: Reading) -> None:
-        """Give its pages back."""
+        """Release its pages."""
         self._pool.release(list(reading.pages))
 
     def _laws(self, text: Text, coupled: bool) -> tuple[list[float], Randomness]:
-        """(probabilities of the output tokens, the noise that said them); nothing of a greedy text."""
+        """(probabilities of the output tokens, the noise of their draws); no probabilities for a greedy text."""
         if self._params.is_greedy:
             return [], CounterRandomness(0)
         noise = NoiseOfText(len(text.prompt))

@@ -1,9 +1,9 @@
-"""What rounds of real engines take: plain decoding, candidates and drafts of known lengths, a few rounds in turns.
+"""Timing rounds on real engines: plain decoding, candidates, and scripted drafts of known lengths, interleaved.
 
-A profile times passes one after the other. An engine also builds trees, reads the drafter's weights anew after each
-pass, judges rows and commits tokens, so a candidate's rounds are timed as its own engine plays them, the drafter
-included. The same prompts go to everybody before the next ones: a machine that slows down slows all of them alike.
-Nothing is learnt about acceptance here (`replay.py`), and nothing is priced (`prices.py`).
+A profile times passes only. An engine also builds trees, reads the drafter's weights from memory again after each pass,
+verifies and commits tokens, so rounds are timed on each candidate's own engine, drafter included. All
+engines get the same prompts before the next ones, so that a change of the machine's speed affects all alike. Not for
+acceptance (`replay.py`) or for costs of other sizes (`prices.py`).
 """
 
 import time
@@ -22,26 +22,26 @@ from paceline.types import NamedProgress, SamplingParams
 
 PLAIN, SCRIPTED = "plain", "drafts of known lengths"
 ROUNDS, PLAIN_ROUNDS = 13, 25
-"""Rounds of one visit; the first is the opening, which reads the prompt and counts by itself."""
+"""Rounds of one visit, for candidates and for plain decoding; the first is the opening, which is timed separately."""
 TURNS, LEAST_TURNS = 16, 4
 _SHIFT = 7
-"""Known lengths by which turns begin apart, so that answers which end early leave out others each time."""
+"""Offset between the first known lengths of turns, so that answers that end early omit different lengths."""
 SECONDS = 120.0
-"""After which no turn begins, once there were `LEAST_TURNS`."""
+"""Time after which no turn begins, once there were `LEAST_TURNS`."""
 EVERY = 32
-"""Up to so many drafted tokens together every number is timed. A pass takes a step up where a tile of rows is full: a
-line between numbers far apart misses such steps."""
+"""Every total number of drafted tokens up to this one is timed. The time of a pass jumps where a tile of rows is full,
+which interpolation between distant numbers would miss."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One round.
+    """One timed round.
 
     Attributes:
-        seconds: since the last one's verdicts.
-        num_requests: that decoded; num_nodes: drafted tokens of all of them.
-        context: tokens before the round's, on average.
-        turn: in which it was played.
+        seconds: from the outcomes of the round before to its own.
+        num_requests: number of decoding requests; num_nodes: drafted tokens of all of them.
+        context: mean number of tokens before the round.
+        turn: index of its turn.
     """
 
     seconds: float
@@ -53,11 +53,11 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The time from a first token to the verdicts of the first round of all requests; prompts are read in it, too.
+    """The time from the first token to the outcomes of the first round of all requests; it includes prefills.
 
     Attributes:
-        seconds: that it took, that round included.
-        num_requests: that began together; num_prompt_tokens: of all of them.
+        seconds: duration, including that round.
+        num_requests: number of requests; num_prompt_tokens: of all of them.
     """
 
     seconds: float
@@ -67,11 +67,11 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """All that was timed, by name; `PLAIN` and `SCRIPTED` are among them.
+    """The timings by name of the candidate, `PLAIN` or `SCRIPTED`.
 
     Attributes:
-        rounds, openings: of everybody.
-        seconds: that the rehearsal itself took.
+        rounds, openings: by name.
+        seconds: duration of the rehearsal.
     """
 
     rounds: Mapping[str, Sequence[Timed]]
@@ -80,7 +80,7 @@ class Rehearsal:
 
 
 def joined(first: Rehearsal, further: Rehearsal) -> Rehearsal:
-    """A rehearsal and how it went on."""
+    """A rehearsal and its continuation as one."""
     return Rehearsal(
         {name: [*rounds, *further.rounds[name]] for name, rounds in first.rounds.items()},
         {name: [*own, *further.openings[name]] for name, own in first.openings.items()},
@@ -89,7 +89,7 @@ def joined(first: Rehearsal, further: Rehearsal) -> Rehearsal:
 
 
 class Observer:
-    """A drafter that lets another one draft, and notes when verdicts are there and what they were about."""
+    """Wraps a drafter and records the time and the outcomes of every step."""
 
     def __init__(self, inner: Drafter, clock: Callable[[], float]) -> None:
         self.inner, self.name, self.traits, self._clock = inner, inner.name, inner.traits, clock
@@ -113,29 +113,29 @@ class Observer:
         self.inner.release(request_id)
 
     def step(self) -> tuple[float | None, list[tuple[int, int, bool]]]:
-        """(when the verdicts of the latest step were there, (drafted tokens, context, read a prompt) by request)."""
+        """(time of the latest step's first outcome or None, [(drafted tokens, context, had a prefill)] by request)."""
         found = self._now, self._outcomes
         self._now, self._outcomes = None, []
         return found
 
 
 class Scripted:
-    """Proposes chains of given lengths that nobody will say, for nothing. `inner` lends its name and traits."""
+    """Proposes chains of given lengths at no cost, unlikely to be accepted, under `inner`'s name and traits."""
 
     def __init__(self, inner: Drafter, vocab_size: int) -> None:
         self.name, self.traits, self._vocab_size = inner.name, inner.traits, vocab_size
         self.num_nodes = 0
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
-        """`num_nodes` tokens, as evenly as possible over the requests."""
+        """Chains with `num_nodes` tokens in total, spread evenly over the requests."""
         share, rest = divmod(self.num_nodes, len(contexts))
         return [self._chain(context, share + (place < rest)) for place, context in enumerate(contexts)]
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
     def release(self, request_id: str) -> None:
-        """Nothing to forget."""
+        """Do nothing."""
 
     def _chain(self, context: DraftContext, size: int) -> TokenTree:
         first = context.token_ids[-1]
@@ -145,7 +145,7 @@ class Scripted:
 
 @dataclass(slots=True)
 class _Stage:
-    """An engine and what was timed on it."""
+    """An engine with its timings."""
 
     engine: Engine
     drafter: Observer
@@ -164,12 +164,12 @@ def rehearse(
     Args:
         llm: the target, decoding plainly.
         specs: name to configuration of each candidate.
-        batches: requests at once; one alone is always timed too.
-        most: drafted tokens of a request, at most.
-        turns: times that everybody is asked.
-        seconds: after which no turn begins.
+        batches: numbers of concurrent requests; 1 is always added.
+        most: largest number of drafted tokens of a request.
+        turns: number of turns, in each of which every engine is timed once per number of requests.
+        seconds: time after which no turn begins.
         clock: seconds.
-        first_turn: the number of the first turn, where a rehearsal goes on.
+        first_turn: index of the first turn, for continuing a rehearsal.
     """
     began, sizes = clock(), sorted({1, *batches})
     stages = {PLAIN: _stage(llm, {"method": "plain", "num_draft_tokens": 0}, clock)}
@@ -177,7 +177,7 @@ def rehearse(
         llm, {"method": "ngram", "num_draft_tokens": most, "policy": "fixed"}, clock, is_scripted=True
     )
     stages |= {name: _stage(llm, spec, clock) for name, spec in specs.items()}
-    for stage in stages.values():  # what compiles or is read at a first step does not count
+    for stage in stages.values():  # warm-up: compilation and loading do not count
         _visit(stage, [list(texts[0].prompt)], params, range(min(2, most), -1, -1), 0, clock)
         stage.rounds.clear()
         stage.openings.clear()
@@ -198,7 +198,7 @@ def rehearse(
 
 
 def known_lengths(num_requests: int, most: int) -> list[int]:
-    """Drafted tokens of all requests together that are timed, from 0 to `most` for each."""
+    """The total numbers of drafted tokens to time, from 0 to `most` per request, ascending."""
     longest = num_requests * most
     even = {num_requests * size for size in range(most + 1) if size <= 4 or size % 2 == 0 or size == most}
     return sorted({*range(min(EVERY, longest) + 1), *even})
@@ -213,7 +213,7 @@ def _stage(
 
 
 def _some(texts: Sequence[Text], turn: int, size: int) -> list[Text]:
-    """As many texts of one family as run at once, others at every turn."""
+    """`size` texts of one family, different ones at every turn."""
     families = list(dict.fromkeys(text.family for text in texts))
     own = [text for text in texts if text.family == families[turn % len(families)]]
     first = turn // len(families) * size
@@ -221,7 +221,7 @@ def _some(texts: Sequence[Text], turn: int, size: int) -> list[Text]:
 
 
 def _in_turn(stages: list[_Stage], turn: int) -> Iterator[_Stage]:
-    """All of them, another one first at every turn."""
+    """All stages, rotated by the turn."""
     for place in range(len(stages)):
         yield stages[(place + turn) % len(stages)]
 
@@ -230,7 +230,7 @@ def _visit(
     stage: _Stage, prompts: list[list[int]], params: SamplingParams, lengths: Sequence[int], turn: int,
     clock: Callable[[], float],
 ) -> None:  # fmt: skip
-    """Some rounds on some prompts, which are given up then."""
+    """Time some rounds on `prompts` and then abort the requests."""
     engine, count = stage.engine, len(prompts)
     wanted = PLAIN_ROUNDS if engine.speculation.most == 0 else ROUNDS
     if stage.script:

@@ -1,8 +1,8 @@
-"""Acceptance by replay: a text that is there already, the rounds it would have taken, and their expectation.
+"""Acceptance by replay: the expected rounds that an existing text would have taken with speculation.
 
-A draft model reads the text once: greedy drafts stand while its own choice is the text; a drawn draft stands, given the
-text, with min(1, q(x)/p(x)), and the expected rounds follow by dynamic programming over the text. Drafters that must be
-asked for real, round after round (lookups, heads, trees, hybrids), are in `walk.py`.
+A draft model is evaluated on the text once. Greedy drafts are accepted while its argmax is the text. A drawn draft is
+accepted, given the text, with probability min(1, q(x)/p(x)), and the expected rounds follow by dynamic programming over
+the text. Drafters that must propose round by round (lookups, heads, trees, hybrids) are in `walk.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ class Text:
 
     Attributes:
         prompt: token ids.
-        output: token ids, the first of which the prefill brings.
-        is_cut: it ended by its length, so that an engine would have drafted no further.
+        output: token ids; the first one comes from the prefill.
+        is_cut: it ended by its length, so an engine would not have drafted beyond its end.
         family: of its prompt.
-        seed: that it was sampled with; None where nobody knows.
+        seed: that it was sampled with; None if unknown.
     """
 
     prompt: tuple[int, ...]
@@ -34,25 +34,25 @@ class Text:
 
     @property
     def num_decoded(self) -> int:
-        """Tokens after the first."""
+        """Number of output tokens after the first."""
         return max(0, len(self.output) - 1)
 
     @property
     def mean_context(self) -> float:
-        """Tokens in the cache before a decoded row, on average."""
+        """Mean number of tokens in the cache before a decoded one."""
         return len(self.prompt) + self.num_decoded / 2
 
 
 @dataclass(slots=True)
 class Rounds:
-    """What a drafter would have made of one text.
+    """The rounds that a drafter would have taken on one text; expected numbers where drafts are drawn.
 
     Attributes:
-        tokens: decoded, that is after the first.
-        sizes: a number of drafted tokens to how many rounds had that many (expected, where drafts are drawn).
-        tested, accepted: by place in the draft.
-        draft_seconds: that proposals took, where they were really made.
-        certain: (drafted tokens, those that stood) of the rounds that surely happen, in order.
+        tokens: number of output tokens after the first.
+        sizes: number of drafted tokens to number of rounds with that many.
+        tested, accepted: numbers of tokens by position in the draft.
+        draft_seconds: of proposals, where they were timed.
+        certain: (drafted, accepted tokens) of the rounds with probability 1, in order.
     """
 
     tokens: int
@@ -64,11 +64,11 @@ class Rounds:
 
     @property
     def count(self) -> float:
-        """Rounds, that is target passes after the first token."""
+        """Number of rounds, that is of target passes after the first token."""
         return sum(self.sizes.values())
 
     def add(self, size: int, kept: int, is_refused: bool, weight: float = 1.0) -> None:
-        """A round with `size` drafted tokens of which `kept` stood, and whether the next one was refused."""
+        """Add a round of probability `weight`: `kept` of `size` drafted tokens accepted, the next perhaps rejected."""
         self.sizes[size] = self.sizes.get(size, 0.0) + weight
         if weight == 1.0:
             self.certain.append((size, kept))
@@ -80,7 +80,7 @@ class Rounds:
             self.accepted[level] += weight * (level < kept)
 
     def in_order(self) -> list[tuple[float, float]]:
-        """(drafted tokens, those that stood) of each round; where rounds are only expected, as many mean ones."""
+        """(drafted, accepted tokens) of each round; for expected rounds, their mean, repeated `count` times."""
         if len(self.certain) == self.count:
             return list(self.certain)
         number = max(1, round(self.count))
@@ -89,11 +89,11 @@ class Rounds:
 
 
 def standing(target: Scores, draft: Scores, is_greedy: bool) -> np.ndarray:
-    """[n] the chance that a drafted token stands at each place of a text, given the text.
+    """[n] the acceptance probability of a drafted token at each position of a text, given the text.
 
     Args:
         target, draft: scores of the same tokens under the request's settings.
-        is_greedy: drafts are the draft model's own choice, and so is the text the target's.
+        is_greedy: both the drafts and the text are greedy.
     """
     if is_greedy:
         return (draft.ranks == 0).astype(np.float64)
@@ -102,11 +102,11 @@ def standing(target: Scores, draft: Scores, is_greedy: bool) -> np.ndarray:
 
 
 def replay_chain(stands: np.ndarray, most: int, is_cut: bool = True) -> Rounds:
-    """The expected rounds of one text when chains of `most` tokens are drafted at every round.
+    """The expected rounds of one text when a chain of `most` tokens is drafted in every round.
 
     Args:
-        stands: [tokens after the first] as `standing` gives them, the first token's left out.
-        most: tokens of a draft.
+        stands: [tokens after the first] acceptance probabilities from `standing`, without the first token's.
+        most: draft length.
         is_cut: as in `Text`.
     """
     if most < 1:
@@ -121,14 +121,14 @@ def replay_chain(stands: np.ndarray, most: int, is_cut: bool = True) -> Rounds:
 
 
 Offer = tuple[int, Sequence[float] | np.ndarray]
-"""(tokens of a draft, the chance of each to stand when those before it do; shorter where the text ends)."""
+"""(length of a draft, acceptance probability of each token given those before it; fewer where the text ends)."""
 
 
 def expected_rounds(count: int, offer: Callable[[int], Offer]) -> Rounds:
-    """The expected rounds over `count` decoded tokens when `offer` tells the draft at each place.
+    """The expected rounds over `count` decoded tokens when `offer` gives the draft at each position.
 
-    A place is reached with chance w(j), and w(j + a + 1) += w(j) P(a tokens stand at j): dynamic programming forwards.
-    Offers are asked only for places that are reached.
+    Position j begins a round with probability w(j), and w(j + a + 1) += w(j) P(a tokens accepted at j): forward dynamic
+    programming. `offer` is called only for positions with w(j) > 0.
     """
     rounds, reached = Rounds(count), np.zeros(count + 1)
     reached[0] = 1.0 if count else 0.0
@@ -145,7 +145,7 @@ def expected_rounds(count: int, offer: Callable[[int], Offer]) -> Rounds:
 
 
 def _chances(stands: Sequence[float] | np.ndarray, size: int) -> list[float]:
-    """[size + 1] the chance that exactly 0, 1, ... of the first `size` tokens stand."""
+    """[size + 1] the probability that exactly 0, 1, ... of the first `size` tokens are accepted."""
     chances, survival = [], 1.0
     for chance in stands[:size]:
         chances.append(survival * (1.0 - float(chance)))

@@ -1,4 +1,4 @@
-"""One advice: texts, times, candidates replayed and priced."""
+"""Advice from start to end: texts, timings, replays and predictions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ def predictions_of(
     candidates: Sequence[Candidate], texts: Sequence[Text], profile: Profile, batches: Sequence[int], dtype: str,
     rehearsal: Rehearsal | None = None,
 ) -> list[Prediction]:  # fmt: skip
-    """Every candidate at every number of requests at once, best first.
+    """Predictions for every candidate at every number of concurrent requests, sorted by that number, then best first.
 
     Args:
-        rehearsal: of the candidates; those that were not in it are priced by profiles.
+        rehearsal: timings of the candidates; costs of others come from profiles.
     """
     stands = stands_of(rehearsal, profile) if rehearsal else {}
     found = [
@@ -39,7 +39,7 @@ def rehearsed(
     llm: LLM, wanted: Sequence[Wanted], candidates: Sequence[Candidate], texts: Sequence[Text], params: SamplingParams,
     batches: Sequence[int], progress: NamedProgress = lambda what, done, total: None, **how: Any,
 ) -> Rehearsal:  # fmt: skip
-    """Rounds of all candidates, timed on real engines; arguments as in `take_advice`, `how` as in `rehearse`."""
+    """Time rounds of all candidates on real engines; arguments as in `take_advice`, `how` as in `rehearse`."""
     specs = {one.label: each.spec for one, each in zip(candidates, wanted, strict=True)}
     return rehearse(llm, specs, texts, params, batches, max(one.k for one in candidates), progress, **how)
 
@@ -52,13 +52,14 @@ def _prices(one: Candidate, profile: Profile, stands: Mapping[int, Stand]) -> Ca
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What was found for some texts.
+    """Predictions for some texts.
 
     Attributes:
         params: of the requests.
-        texts: that were replayed.
-        num_foreign: of a log, those that another model said, which were answered anew.
-        candidates, predictions: best first.
+        texts: the replayed texts.
+        num_foreign: number of logged answers that were not the target's and were generated anew.
+        candidates: all of them.
+        predictions: by number of concurrent requests, then best first.
     """
 
     params: SamplingParams
@@ -68,11 +69,11 @@ class Advice:
     predictions: Sequence[Prediction]
 
     def spec_of(self, one: Prediction) -> Mapping[str, Any]:
-        """The configuration of a prediction, as `SpeculativeConfig` takes it."""
+        """The fields of the `SpeculativeConfig` of a prediction."""
         return next(each.spec for each in self.candidates if (each.draft, each.k) == (one.draft, one.k))
 
     def in_order(self) -> list[Candidate]:
-        """Candidates, those that promise most first."""
+        """Candidates in the order of their first predictions."""
         found = {(one.draft, one.k): one for one in self.candidates}
         return list({key: found[key] for one in self.predictions if (key := (one.draft, one.k)) in found}.values())
 
@@ -83,15 +84,15 @@ def take_advice(
     progress: NamedProgress = lambda what, done, total: None, traced: bool = False,
     known: Callable[[Sequence[Text]], list[Candidate]] = lambda texts: [],
 ) -> Advice:  # fmt: skip
-    """Texts, times, replays and predictions.
+    """Get texts and timings, replay the candidates, and predict their speed-ups.
 
     Args:
-        llm: the target, decoding plainly.
-        batches: requests that decode at once.
-        profile: of the target, maybe of another machine; measured here where there is none, and candidates rehearsed.
-        raw: prompts are taken as they are.
+        llm: the target with plain decoding.
+        batches: numbers of concurrent requests.
+        profile: of the target, perhaps on another machine; None measures it here and times the candidates.
+        raw: do not put prompts into the chat template.
         traced: see `replayed`.
-        known: further candidates, of the texts.
+        known: returns further candidates, given the texts.
     """
     check_replayable(llm, wanted)
     measured = profile or profile_of(llm.loaded, config, progress)
@@ -107,10 +108,10 @@ def take_advice(
 def specs_to_validate(
     predictions: Sequence[Prediction], candidates: Sequence[Candidate], count: int = 4
 ) -> dict[str, Mapping[str, Any]]:
-    """Label to configuration of the winner, the runner-up and two of the rest, spread evenly, at fixed lengths.
+    """Label to configuration of the two best candidates and `count` - 2 others, evenly spaced, at fixed lengths.
 
     Args:
-        predictions: for one number of requests at once, best first.
+        predictions: for one number of concurrent requests, best first.
     """
     rest = predictions[2:]
     chosen = [*predictions[:2], *rest[:: max(1, len(rest) // max(1, count - 2))][: count - 2]]

@@ -1,8 +1,8 @@
-"""Advice for a server: its plain speed by requests at once stands for the times of passes, its answers are the texts.
+"""Advice for a server: pass times come from its plain speed at several concurrencies, texts from its answers.
 
-A step at M requests is a pass over M rows, so a curve of plain TPOT prices any draft. Acceptance needs token ids only:
-lookups propose on them, and a greedy draft model is asked with weights that are here. Not for sampled draft models,
-whose acceptance needs the target's own probabilities.
+A plain step of M requests is a pass over M rows, so the curve of plain TPOT gives the cost of any draft. Acceptance
+needs token ids only: lookups use them directly, and greedy draft models are run locally. Not for sampled draft models,
+whose acceptance depends on the target's probabilities.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ from paceline.types import NamedProgress, SamplingParams
 LOOKUPS = ("ngram", "suffix")
 SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 32, 48, 64)
 _TOKENS = 48
-"""Of an answer whose pace is measured."""
+"""Tokens per answer when the speed is measured."""
 _ROUNDS = 3
 _QUESTION = "Count from {} on, separated by commas, and do not stop."
 
@@ -39,10 +39,10 @@ _QUESTION = "Count from {} on, separated by commas, and do not stop."
 def plain_curve(
     server: Server, sizes: Sequence[int], progress: NamedProgress, rounds: int = _ROUNDS, num_tokens: int = _TOKENS
 ) -> dict[int, float]:
-    """Requests at once to seconds per token of each, the median over `rounds`, sizes in turns.
+    """Concurrency to median seconds per token of a request over `rounds`, with the sizes interleaved.
 
     Raises:
-        InvalidParameter: the server drafts, so that its pace is not that of plain decoding.
+        InvalidParameter: the server speculates, or answers with a single token.
     """
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     times: dict[int, list[float]] = {size: [] for size in sizes}
@@ -55,7 +55,7 @@ def plain_curve(
 
 
 def _pace(server: Server, size: int, params: SamplingParams) -> float:
-    """Median seconds per token after the first of `size` answers at once."""
+    """Median seconds per token after the first of `size` concurrent answers."""
     with ThreadPoolExecutor(size) as threads:
         answers = list(threads.map(lambda i: complete(server, _QUESTION.format(17 * i + 3), params), range(size)))
     if any(answer.drafted for answer in answers):
@@ -67,7 +67,7 @@ def _pace(server: Server, size: int, params: SamplingParams) -> float:
 
 
 def profile_of_server(server: Server, sizes: Sequence[int], progress: NamedProgress) -> Profile:
-    """Its curve as a profile; reading a prompt takes what its first token does, row by row of the longest question."""
+    """The server's curve as a profile; its prefill time is interpolated from the first-token time of a long prompt."""
     curve = plain_curve(server, sizes, progress)
     asked = complete(server, "Read this: " + "one two three four " * 100, SamplingParams(temperature=0, max_tokens=1))
     prefill = {1: curve[1], max(2, asked.prompt_tokens or 400): max(asked.first_token_seconds, curve[1])}
@@ -88,7 +88,7 @@ def texts_of_server(
     server: Server, prompts: Sequence[Prompt], params: SamplingParams, tokenizer: Tokenizer | None,
     progress: NamedProgress,
 ) -> list[Text]:  # fmt: skip
-    """Logged answers as they are, and the server's own where a log has none, as token ids."""
+    """Texts as token ids: logged answers as they are, or the server's where there is none."""
     texts = []
     for number, prompt in enumerate(prompts):
         progress("reading answers", number, len(prompts))
@@ -105,13 +105,13 @@ def take_server_advice(
     params: SamplingParams, batches: Sequence[int], tokenizer: Tokenizer | None, progress: NamedProgress,
     known: Callable[[Sequence[Text]], list[Candidate]] = lambda texts: [],
 ) -> Advice:  # fmt: skip
-    """What drafters would bring to a server that decodes plainly by now.
+    """The predicted speed-ups of drafters on a server that decodes plainly.
 
     Args:
-        draft_server: the draft model served alone, for its times; None where only lookups are candidates.
-        batches: requests that decode at once.
-        tokenizer: of the model, where the server has no ``/tokenize``.
-        known: further candidates, of the texts.
+        draft_server: a server of the draft model alone, for its timings; None if all candidates are lookups.
+        batches: numbers of concurrent requests.
+        tokenizer: of the model, if the server has no ``/tokenize``.
+        known: returns further candidates, given the texts.
     """
     for one in wanted:
         _check(one, params, draft_server is not None)
@@ -152,7 +152,7 @@ def _candidate(
 
 
 def _agreement(name: str, texts: Sequence[Text], params: SamplingParams, progress: NamedProgress) -> list[np.ndarray]:
-    """Of each text, where the draft model's own choice is the text, after the first token."""
+    """Per text, [tokens after the first] 1 where the draft model's argmax is the text, else 0."""
     model = load(name, EngineConfig(), progress).model
     found = []
     for text in texts:

@@ -21,12 +21,12 @@ def texts_of(
     raw: bool = False,
     progress: NamedProgress = lambda what, done, total: None,
 ) -> tuple[list[Text], int]:
-    """(a text for every prompt that has an answer, how many of a log were another model's).
+    """(texts with more than one output token, number of logged answers that are not the target's).
 
     Args:
-        prompts: with logged answers, or without: then the target answers, plainly.
-        params: how it answers; logged answers are cut to `max_tokens`.
-        progress: told (what, prompts done, prompts).
+        prompts: those without a logged answer of the target are answered by plain decoding.
+        params: of the answers; logged answers are cut to `max_tokens`.
+        progress: called with (what, prompts done, number of prompts).
     """
     texts: list[Text | None] = []
     waiting: list[int] = []
@@ -56,14 +56,14 @@ def texts_of(
 
 
 def check_texts(texts: Sequence[Text]) -> None:
-    """Raise InvalidParameter where there is nothing to replay."""
+    """Raise InvalidParameter if there are no texts."""
     if not texts:
         problem = "no answer has a second token, and the first one comes with the prompt"
         raise InvalidParameter("traffic", problem, "give prompts with longer answers")
 
 
 def is_on_policy(llm: LLM, text: Text, params: SamplingParams) -> bool:
-    """Whether a logged answer is what this model says: its greedy picks, or possible draws of its law."""
+    """Whether this model could have given a logged answer: greedily, or as a sample of its law."""
     scores = score(llm.loaded.model, [*text.prompt, *text.output], len(text.prompt), params)
     if params.is_greedy:
         return is_greedy(scores.ranks == 0)

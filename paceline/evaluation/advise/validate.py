@@ -1,4 +1,4 @@
-"""`--validate`: the best candidates and others of an advice, measured against plain decoding."""
+"""`--validate`: measuring some candidates of an advice, the best ones included, against plain decoding."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from paceline.types import NamedProgress, SamplingParams
 
 
 def cells_to_validate(prompts: Sequence[Prompt], params: SamplingParams, batch: int) -> list[Cell]:
-    """What is asked. Raises InvalidParameter where no family has prompts for `batch` requests at once."""
+    """The cells to measure. Raises InvalidParameter if no family has `batch` prompts."""
     seed = None if params.is_greedy else 0
     return cells_of(prompts, [params.temperature], [batch], seed, params.max_tokens)
 
@@ -23,11 +23,11 @@ def cells_to_validate(prompts: Sequence[Prompt], params: SamplingParams, batch: 
 def validate(
     llm: LLM, advice: Advice, prompts: Sequence[Prompt], batch: int, minutes: float, raw: bool, progress: NamedProgress
 ) -> list[dict[str, Any]]:
-    """Predicted and measured, side by side, for `batch` requests at a time; ``why`` where nothing was measured.
+    """Predicted and measured ratios at `batch` concurrent requests; ``why`` if nothing was measured.
 
     Args:
         prompts: those of the advice.
-        minutes: after which no prompt begins.
+        minutes: time after which no prompt begins.
     """
     own = [one for one in advice.predictions if one.batch == batch]
     specs = specs_to_validate(own, advice.candidates)

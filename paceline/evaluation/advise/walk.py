@@ -1,10 +1,11 @@
-"""Walking along a text with a real drafter: it proposes on the text so far, and what is the text stands.
+"""Replaying a text with a real drafter: it proposes after each prefix, and tokens equal to the text are accepted.
 
-At temperature 0, and for chosen drafts at any, these are the rounds of a real run with a fixed length, whatever the
-drafter keeps in mind: chains, trees, heads with the target's hidden states, hybrids, models on the target's own cache.
-With the target's noise (the coupled rule) they are too, since a drafted token stands exactly when it is the target's
-own pick. For p/q a chain is drawn along the text, and each token stands with min(1, q(x)/p(x)). Not for draft models
-that need no walk (`replay.py`), nor for drafters that watch the target verify rows off the text (lookahead, jacobi).
+At temperature 0, and for deterministic drafts at any, these are the rounds of a real run with a fixed length, for any
+stateful drafter: chains, trees, heads with the target's hidden states, hybrids, models on the target's own cache. With
+the target's noise (the coupled rule) they are too, since a drafted token is accepted exactly if it is the target's
+pick. For p/q a chain is drawn along the text, and each token is accepted with probability min(1, q(x)/p(x)). Not for
+draft models that need no walk (`replay.py`), nor for drafters that use the target's outputs off the text (lookahead,
+jacobi).
 """
 
 import time
@@ -27,11 +28,11 @@ NOTHING_READ = Reading()
 
 
 def replay_lookup(drafter: Drafter, texts: Sequence[Text], most: int, clock: Clock = time.perf_counter) -> list[Rounds]:
-    """The rounds of every text, in order: a drafter that remembers knows the answers before it.
+    """The rounds of every text, in order, so that a drafter can use earlier answers.
 
     Args:
-        drafter: fresh; makes its proposals from text alone.
-        most: tokens of a draft.
+        drafter: new; proposes from text alone.
+        most: largest number of nodes of a draft.
         clock: seconds.
     """
     return [Walk(drafter, f"text-{number}", text, most, clock=clock).rounds() for number, text in enumerate(texts)]
@@ -41,12 +42,12 @@ def replay_drafter(
     drafter: Drafter, reader: Reader, texts: Sequence[Text], most: int, params: SamplingParams, coupled: bool,
     clock: Clock = time.perf_counter,
 ) -> list[Rounds]:  # fmt: skip
-    """The same for a drafter that wants hidden states, keys and values, or laws.
+    """The rounds of every text for a drafter that needs hidden states, keys and values, or laws.
 
     Args:
-        reader: fills the cache that the drafter was lent.
+        reader: fills the cache that the drafter uses.
         params: of the requests.
-        coupled: sampled texts are judged under the coupled rule; else by p/q, and the drafter draws chains.
+        coupled: sampled texts are verified by the coupled rule; else by p/q, and the drafter draws chains.
     """
     found = []
     for number, text in enumerate(texts):
@@ -60,7 +61,7 @@ def replay_drafter(
 def offers_along(
     drafter: Drafter, reader: Reader | None, texts: Sequence[Text], most: int, params: SamplingParams, coupled: bool
 ) -> list[list[Offer]]:
-    """The offer at every place of every text: a trace, which serves any length up to `most`. Arguments as above."""
+    """The offer at every position of every text: a trace, valid for any length up to `most`. Arguments as above."""
     found = []
     for number, text in enumerate(texts):
         reading = reader.read(text, coupled) if reader else NOTHING_READ
@@ -72,17 +73,17 @@ def offers_along(
 
 
 class Walk:
-    """One text.
+    """The replay of one text.
 
     Args:
-        drafter: asked for every round.
-        name: of the request.
-        text: what is said.
-        most: nodes of a draft.
+        drafter: proposes in every round.
+        name: id of the request.
+        text: the text.
+        most: largest number of nodes of a draft.
         params: of the request.
-        reading: what the target made of the text.
-        cache: that holds the reading's pages, whose slots after the text so far a drafter may overwrite.
-        clock: seconds, for what proposals take.
+        reading: the target's prefill of the text.
+        cache: of the reading's pages; a drafter may overwrite the slots after the current prefix.
+        clock: seconds, for timing proposals.
     """
 
     def __init__(
@@ -98,36 +99,36 @@ class Walk:
         self._seconds, self._asked, self._is_drafting = 0.0, 0, False
 
     def rounds(self) -> Rounds:
-        """The rounds in which every drafted token stands that is the text."""
+        """Replay the whole text, accepting exactly the drafted tokens that equal it."""
         self.begin()
         while not self.is_over:
             self.play(self.proposal())
         return self.end()
 
     def play(self, tree: TokenTree) -> None:
-        """One round with this draft."""
+        """Play one round with the draft `tree`."""
         kept, goes_on = followed(tree.tokens, tree.parents, self._whole[len(self._said) :])
         self._rounds.add(len(tree), kept, goes_on)
         self._commit(kept, tree, goes_on)
 
     def end(self) -> Rounds:
-        """The rounds that were played; the drafter forgets the request."""
+        """The rounds played; releases the request at the drafter."""
         self._rounds.draft_seconds = self._seconds
         self._drafter.release(self._name)
         return self._rounds
 
     def expected(self) -> Rounds:
-        """The expected rounds when chains are drawn and judged by p/q: every place is asked, as if nothing stood."""
+        """The expected rounds with chains drawn and verified by p/q, from a proposal at every position."""
         offers = self.offers(is_drawn=True)
         rounds = expected_rounds(self._text.num_decoded, lambda place: offers[place])
         rounds.draft_seconds = self._seconds / max(1, self._asked) * rounds.count
         return rounds
 
     def offers(self, is_drawn: bool) -> list[Offer]:
-        """What is drafted at every place after the first token, and the chance of each token to stand.
+        """The offer at every position after the first token; the drafter observes rejections only.
 
         Args:
-            is_drawn: chains are drawn along the text and judged by p/q; else what is the text stands.
+            is_drawn: chains are drawn along the text and verified by p/q; else tokens equal to the text are accepted.
         """
         offers: list[Offer] = []
         self.begin()
@@ -139,23 +140,23 @@ class Walk:
         return offers
 
     def _followed(self, tree: TokenTree) -> list[float]:
-        """1 for every level that is the text, and 0 for the one that is not."""
+        """1 for every level that follows the text, then 0 if the next one does not."""
         kept, goes_on = followed(tree.tokens, tree.parents, self._whole[len(self._said) :])
         return [1.0] * kept + [0.0] * goes_on
 
     @property
     def is_over(self) -> bool:
-        """Whether everything is said."""
+        """Whether the end of the text is reached."""
         return len(self._said) >= len(self._whole)
 
     @property
     def _depth(self) -> int:
-        """Levels that an engine would grant."""
+        """Largest number of levels that an engine would allow here."""
         left = len(self._whole) - len(self._said) - 1
         return min(self._most, left) if self._text.is_cut else self._most
 
     def begin(self) -> None:
-        """The prompt is read and the first token said."""
+        """Tell the drafter of the prefill and the first token."""
         first = len(self._text.prompt)
         taps = self._reading.taps_of(0, first)
         self._drafter.observe(
@@ -165,10 +166,10 @@ class Walk:
         )  # fmt: skip
 
     def proposal(self, along: AlongText | None = None) -> TokenTree:
-        """What is drafted after the text so far.
+        """The drafter's proposal after the current prefix.
 
         Args:
-            along: draws that say the text; None for the request's own.
+            along: randomness whose draws follow the text; None for the request's own.
         """
         depth = self._depth
         if depth < 1:
@@ -192,7 +193,7 @@ class Walk:
         )  # fmt: skip
 
     def _stands(self, tree: TokenTree) -> list[float]:
-        """The chance of each drafted token that is the text's, given the text; up to the first that is not."""
+        """Acceptance probabilities of the drafted tokens that follow the text, then 0 for the first that does not."""
         stands, first = [], len(self._said) - len(self._text.prompt)
         for node, (token, p) in enumerate(zip(tree.tokens, self._reading.probs[first:], strict=False)):
             if token != self._whole[len(self._said) + node]:
@@ -202,7 +203,7 @@ class Walk:
         return stands
 
     def _commit(self, kept: int, tree: TokenTree, goes_on: bool) -> None:
-        """The next `kept` + 1 tokens are said."""
+        """Advance by `kept` + 1 tokens of the text and tell the drafter the outcome."""
         root, was_asked = len(self._said) - 1, self._depth > 0
         self._said += self._whole[root + 1 : root + 2 + kept]
         taps = self._reading.taps_of(root, len(self._said) - 1)
@@ -217,10 +218,10 @@ class Walk:
         self._is_drafting = bool(len(tree))
 
     def _save(self) -> tuple[list[int], list[int]] | None:
-        """Put the keys and values aside that a drafter may overwrite: of the last token and of what follows it.
+        """Copy keys and values that a drafter may overwrite, those from the last token on, to spare slots.
 
         Returns:
-            (their slots, where they are now); None where there are none.
+            (their slots, the spare slots); None without a cache.
         """
         pages, root, end = self._reading.pages, len(self._said) - 1, len(self._whole)
         if self._cache is None or not pages:

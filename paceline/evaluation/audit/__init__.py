@@ -1,4 +1,4 @@
-"""`paceline audit`: evidence that speculation changes nothing, for one's own model, settings and prompts.
+"""`paceline audit`: evidence that speculation changes nothing, for the user's model, settings and prompts.
 
-Every check is a question with a verdict of its own; faults that are put in on purpose must be found by the same tests.
+Every check has a verdict of its own. Faults injected on purpose, the controls, must be found by the same checks.
 """

@@ -1,9 +1,9 @@
-"""A test of a sampled text against its laws by betting: valid at every stop, and evidence of several runs multiplies.
+"""A sequential test of a sampled text against its laws by betting: valid at any stopping time, combined by products.
 
 If the text follows p, then E = prod a_t(x_t) / p_t(x_t) is a test martingale for every rival law a_t that was fixed
-before x_t, and P(sup E >= 1 / alpha) <= alpha (Ville). A mixture of rivals is one too. Under a rival's law E grows by
-KL(a || p) a token, so tokens needed are (ln 1 / alpha + ln rivals) / KL. The inverse 1 / E_a tests the rival itself:
-where it reaches 20, that effect is excluded at 95 %. Shafer 2021; Ramdas et al. 2023 (2210.01948).
+before x_t, and P(sup E >= 1 / alpha) <= alpha (Ville). A mixture of rivals is one too. Under a rival's law log E grows
+by KL(a || p) per token, so about (ln 1 / alpha + ln rivals) / KL tokens are needed. The inverse 1 / E_a tests the rival
+itself: where it reaches 20, that effect is excluded at 95 %. Shafer 2021; Ramdas et al. 2023 (2210.01948).
 """
 
 from collections.abc import Mapping
@@ -18,20 +18,20 @@ from paceline.sampling.law import Law
 
 UNFORESEEN = "unforeseen"
 HEDGE = 0.02
-"""Share of p in every bet: a fault that is nearly a rival must not end that rival's wealth by one token."""
+"""Weight of p in every bet, so that a single token cannot end the wealth of a rival close to the actual fault."""
 _BINS = 10
 _EXCLUDED = float(np.log(20))
 
 
 @dataclass(slots=True)
 class Bets:
-    """Wealth on every rival, and what it says.
+    """Wealth of the bets on every rival, and the conclusions from it.
 
     Attributes:
         log_wealth: by rival, natural logarithm of its wealth.
-        num_tokens, num_drafted: places seen, and those where something was drafted.
-        peak: the largest logarithm of the mixture's wealth so far.
-        log_pure: by degree of lenience, wealth without the hedge, which its exclusion is read from.
+        num_tokens, num_drafted: number of tokens, and of those for which something was drafted.
+        peak: largest natural logarithm of the mixture's wealth so far.
+        log_pure: by degree of lenience, log wealth without `HEDGE`, from which exclusions follow.
     """
 
     log_wealth: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*_NAMES, UNFORESEEN), 0.0))
@@ -44,7 +44,7 @@ class Bets:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "Bets":
-        """Bets that go on with the wealth of earlier, independent runs, as `as_record` told it."""
+        """Bets that continue with the wealth of earlier, independent runs, from the output of `as_record`."""
         bets = cls(num_tokens=record["tokens"], num_drafted=record["drafted_tokens"])
         for own, name in ((bets.log_wealth, "log_wealth"), (bets.log_pure, "log_pure")):
             own |= {rival: float(record[name].get(rival, 0.0)) for rival in own}
@@ -60,12 +60,12 @@ class Bets:
 
     @property
     def log_e(self) -> float:
-        """Logarithm of the wealth of all rivals mixed in equal parts."""
+        """Natural logarithm of the mean wealth of all rivals."""
         return _log_mean(np.array(list(self.log_wealth.values())))
 
     @property
     def p_value(self) -> float:
-        """An upper bound on the chance that an exact text looks like this, at whatever moment one stops."""
+        """The p-value of exact text, valid at any stopping time."""
         return float(np.exp(-max(0.0, self.peak)))
 
     @property
@@ -74,12 +74,12 @@ class Bets:
         return max(self.log_wealth, key=lambda name: self.log_wealth[name])
 
     def feed(self, p: Law, q: Law | None, token: int, reads_draft: bool = True) -> None:
-        """One token that was said.
+        """Bet on one emitted token.
 
         Args:
             p: the law it should have been drawn from.
-            q: the draft's law at the place, known before the token; None where nothing was drafted.
-            reads_draft: False where the rule accepts by blocks: that a round goes on then says something of its tokens.
+            q: the draft's law at its position, fixed before the token; None where nothing was drafted.
+            reads_draft: False for block verification, where the length of a round carries information on its tokens.
         """
         self.num_tokens += 1
         self.num_drafted += q is not None
@@ -97,11 +97,11 @@ class Bets:
         self.peak = max(self.peak, self.log_e)
 
     def is_excluded(self, factor: float) -> bool:
-        """Whether a rule that is `factor` times too lenient would give such a text in less than one run of 20."""
+        """Whether a rule that is `factor` times too lenient is excluded at 95 %."""
         return self.log_pure[lenience_name(factor)] <= -_EXCLUDED
 
     def smallest_excluded(self) -> float | None:
-        """The smallest lenience such that it and every larger one of the grid is excluded; None when none is."""
+        """The smallest lenience of the grid from which on all are excluded; None if the largest one is not."""
         found = None
         for factor in sorted(LENIENCES, reverse=True):
             if not self.is_excluded(factor):
@@ -110,7 +110,7 @@ class Bets:
         return found
 
     def _bet_on_histogram(self, quantile: float) -> None:
-        """A bet that the quantiles go on as they were: for faults that no rival describes."""
+        """Bet on the histogram of the quantiles so far, for faults that no rival describes."""
         place = min(int(quantile * _BINS), _BINS - 1)
         self.log_wealth[UNFORESEEN] += float(np.log(_BINS * self._bins[place] / self._bins.sum()))
         self._bins[place] += 1

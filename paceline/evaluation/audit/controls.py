@@ -1,4 +1,4 @@
-"""Faults put in on purpose, by rules and settings that are known to be lossy: a test that misses them is blind."""
+"""Controls: faults injected on purpose by lossy rules and settings. A check that misses one is blind."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,20 +16,20 @@ from paceline.sampling import resolve
 from paceline.types import SamplingParams
 
 _LEAST_TOKENS, _LEAST_DRAFTED, _MOST_TOKENS = 400, 100, 4000
-"""Tokens, drafted places, and tokens where little is drafted, after which a fault of the law may count as missed: a
-busy machine must not make a test look blind."""
+"""Numbers of tokens, of drafted positions, and of tokens where little is drafted, before which a fault of the law does
+not count as missed: a busy machine must not make a check look blind."""
 Prompts = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """One fault and whether it was found.
+    """One injected fault and whether it was found.
 
     Attributes:
         name: of the fault.
-        check: that it must be found by.
-        found: whether it was.
-        after: tokens until then, where the check counts tokens.
+        check: name of the check that must find it.
+        found: whether it did.
+        after: number of tokens tested, for the law check.
     """
 
     name: str
@@ -39,14 +39,14 @@ class Control:
 
 
 def rule_controls(cases: Sequence[Case]) -> list[Control]:
-    """Lossy rules under the enumeration."""
+    """Controls of the rule check: three lossy rules."""
     rules: dict[str, dict[str, float]] = {"lenient": {"lenience": 0.9}, "uniform_coin": {"bound": 0.9}, "typical": {}}
     found = {name: rule_check(cases, {name: resolve(name, **options)}).verdict for name, options in rules.items()}
     return [Control(f"rule {name}", "rule", verdict == "LOSSY") for name, verdict in found.items()]
 
 
 def greedy_control(plain: LLM, spec: dict[str, Any], prompts: Prompts, max_tokens: int) -> Control:
-    """Greedy text under a rule that accepts whatever has a hundredth of the best token's probability."""
+    """The control of the greedy check: a rule that accepts any token with 1 % of the best one's probability."""
     lenient = plain.drafting_with(spec | {"rule": "lenient_greedy", "rule_options": {"lenience": 0.01}})
     check = greedy_check(plain, lenient, prompts, max_tokens)
     return Control("greedy text by a lenient rule", "greedy", check.verdict == "LOSSY")
@@ -56,7 +56,7 @@ def law_controls(
     plain: LLM, spec: dict[str, Any], prompts: Prompts, max_tokens: int, log_alpha: float, seconds: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Control]:  # fmt: skip
-    """Sampled text by a lenient rule, and text sampled at another temperature, each for half of the time."""
+    """Controls of the law check, half of the time each: text sampled at another temperature, or with a lenient rule."""
     params = SamplingParams(temperature=1.0, max_tokens=max_tokens)
     colder = SamplingParams(temperature=0.5, max_tokens=max_tokens)
     lenient = plain.drafting_with(spec | {"rule": "lenient", "rule_options": {"lenience": 0.01}})
@@ -84,7 +84,7 @@ def _has_drafts(bets: Bets) -> bool:
 
 
 def controls_check(controls: Sequence[Control]) -> Check:
-    """What became of all of them."""
+    """The check that all controls were found; untested if one was missed or there are none."""
     if not controls:
         says = "no fault was put in: there are faults for the checks rule, greedy and law, of which none was asked for"
         return Check("controls", "UNTESTED", says)
@@ -97,5 +97,5 @@ def controls_check(controls: Sequence[Control]) -> Check:
 
 
 def blind_checks(controls: Sequence[Control]) -> set[str]:
-    """Checks that a fault escaped."""
+    """Names of the checks that missed a fault."""
     return {control.check for control in controls if not control.found}

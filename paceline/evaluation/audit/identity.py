@@ -1,4 +1,4 @@
-"""Checks by identity: the same logits in any company, the same texts alone and under load, honest counts."""
+"""Checks of identity: equal logits in any batch, equal texts alone and under load, correct counters."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -16,7 +16,7 @@ from paceline.types import CompletionOutput, RequestOutput, SamplingParams
 
 
 def rows_check(model: CausalLM, seed: int = 0) -> Check:
-    """Whether a row's logits are the same bit for bit alone, in a chunk, beside another request, and in a tree."""
+    """Whether a row's logits are bitwise equal alone, in a chunk, beside another request, and in a tree."""
     rng = np.random.default_rng(seed)
     text, other = (rng.integers(0, model.config.vocab_size, 24).tolist() for _ in range(2))
     whole = np.array([row.copy() for row in logits_of(model, text, 1)])
@@ -39,13 +39,13 @@ def rows_check(model: CausalLM, seed: int = 0) -> Check:
 
 
 def greedy_check(plain: LLM, spec: LLM, prompts: Sequence[Sequence[int]], max_tokens: int) -> Check:
-    """Whether speculative greedy text is plain greedy text, alone and with all prompts in flight together."""
+    """Whether speculative greedy text equals plain greedy text, alone and with all prompts in one batch."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     return _same_texts("greedy", plain, spec, prompts, [params] * len(prompts))
 
 
 def coupled_check(plain: LLM, spec: LLM, prompts: Sequence[Sequence[int]], max_tokens: int) -> Check:
-    """Whether sampled text with a seed is plain sampling's text with that seed."""
+    """Whether sampled text with a seed equals the plain text with that seed."""
     params = [SamplingParams(temperature=1, max_tokens=max_tokens, seed=number) for number in range(len(prompts))]
     return _same_texts("coupled", plain, spec, prompts, params)
 
@@ -53,7 +53,7 @@ def coupled_check(plain: LLM, spec: LLM, prompts: Sequence[Sequence[int]], max_t
 def load_check(
     plain: LLM, spec: LLM, prompts: Sequence[Sequence[int]], max_tokens: int, seeds_hold: bool = True
 ) -> Check:
-    """Whether requests together, with arrivals, cancellations and mixed settings, say what plain ones say alone."""
+    """Whether concurrent requests with arrivals, cancellations and mixed settings give the texts of plain decoding."""
     requests = make_load(prompts, 2 * len(prompts), max_tokens, greedy=not seeds_hold)
     together = run_together(spec.engine, requests)
     alone = list(run_alone(plain.engine, requests))
@@ -67,7 +67,7 @@ def load_check(
 
 
 def accounting_check(plain: LLM, spec: LLM, prompts: Sequence[Sequence[int]], max_tokens: int) -> Check:
-    """Whether stops, lengths, counters and provenance agree with the tokens, and nothing leaks after a stop."""
+    """Whether stops, lengths, counters and provenance agree with the tokens, and nothing follows a stop."""
     wrong: list[str] = []
     gaps: list[float] = []
     count = 0
@@ -114,9 +114,9 @@ def _same_texts(
 
 
 def near_tie(model: CausalLM) -> float:
-    """Largest gap between two logits that arithmetic may close: `NEAR_TIE`, or what company changes of a row's logits.
+    """Largest gap of two logits that rounding may reverse: `NEAR_TIE`, or twice the change of logits between batches.
 
-    The latter only where an executor says that it trades row invariance for speed: elsewhere it would be a fault.
+    The latter only if the executor declares that it is not deterministic; otherwise such a change is a fault.
     """
     if not _trades_invariance(model):
         return NEAR_TIE
@@ -128,7 +128,7 @@ def _trades_invariance(model: CausalLM) -> bool:
 
 
 def _verdict(name: str, plain: LLM, count: int, gaps: Sequence[float], what: str) -> Check:
-    """What `count` comparisons say, of which those with `gaps` differ."""
+    """The result of `count` comparisons, of which those that differ have `gaps`."""
     wrong = len(gaps)
     evidence = {
         "compared": count,
@@ -146,7 +146,7 @@ def _verdict(name: str, plain: LLM, count: int, gaps: Sequence[float], what: str
 
 
 def rate_below(count: int) -> str:
-    """What `count` answers without a difference say of the rate of differences: the rule of three."""
+    """A clause with the 95 % bound on the rate of differences after `count` equal answers (rule of three), or empty."""
     return f", so fewer than {300 / count:.2g} in 100 differ (95 %)" if count > 3 else ""
 
 
@@ -158,7 +158,7 @@ def _beside(model: CausalLM, text: Sequence[int], other: Sequence[int]) -> np.nd
 
 
 def _in_a_tree(model: CausalLM, text: Sequence[int]) -> np.ndarray:
-    """Logits of the last four rows but one, as the second branch of a tree whose first branch is wrong."""
+    """[4, vocabulary] logits of the four tokens before the last: a root and the second branch of a tree."""
     start = len(text) - 5
     cache = model.new_cache(pages_for(len(text) + 8))
     pages = range(cache.num_pages)
@@ -171,7 +171,7 @@ def _in_a_tree(model: CausalLM, text: Sequence[int]) -> np.ndarray:
 
 
 def _with_stops(whole: RequestOutput, max_tokens: int) -> list[SamplingParams]:
-    """The same question with each way to end an answer, at a place inside it."""
+    """Sampling parameters that end the answer early: by length, by a stop token and by a stop string."""
     settings = [SamplingParams(temperature=0, max_tokens=max(1, max_tokens // 3))]
     if len(whole.token_ids) > 4:
         token = whole.token_ids[len(whole.token_ids) // 2]
@@ -183,7 +183,7 @@ def _with_stops(whole: RequestOutput, max_tokens: int) -> list[SamplingParams]:
 
 
 def _miscounted(output: CompletionOutput, params: SamplingParams) -> list[str]:
-    """What is wrong with an answer's own books."""
+    """The inconsistencies of an answer's counters, provenance and stops."""
     stats, count = output.stats, len(output.token_ids)
     emitted = sum((i + 1) * n for i, n in enumerate(stats.accepted_per_pass))
     faults = {

@@ -1,4 +1,4 @@
-"""The law check: sampled answers of the whole pipeline, bet on token by token against the target's own laws."""
+"""The law check: bets on the tokens of sampled answers of the whole pipeline against the target's laws."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,22 +15,22 @@ from paceline.sampling.law import Law
 from paceline.types import SamplingParams
 
 BATCH = 4
-"""Answers that are asked together before they are scored."""
+"""Number of answers generated together before they are scored."""
 
 Place = tuple[Law, Law | None, int]
-"""(target's law, draft's law or None, the token that was said)."""
+"""(target's law, draft's law or None, emitted token) at one position."""
 
 
 def places_of(
     llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams, scored_as: SamplingParams | None = None
 ) -> Iterator[Place]:
-    """Every output token of fresh answers to `prompts`, with the laws that were known before it.
+    """Generate answers to `prompts` and yield each output token with the laws at its position.
 
     Args:
-        llm: what is audited.
+        llm: the audited model and configuration.
         prompts: token ids; answered together.
         params: without a seed.
-        scored_as: settings whose law the answers are held against; `params` unless a fault is put in.
+        scored_as: parameters of the target's law; `params` unless a fault is injected.
     """
     recorder = Recorder(llm.engine.drafter)
     with llm.engine.watched_by(recorder):
@@ -54,13 +54,13 @@ def bet(
     clock: Callable[[], float] = time.monotonic,
     reads_drafts: bool = True,
 ) -> Bets:
-    """Feed `bets` until a fault is found, enough is known, or the time is up.
+    """Feed `bets` batch by batch until a fault is found, `is_enough` holds, or the time is up.
 
     Args:
-        log_alpha: logarithm of the level; a fault is found when the mixture's wealth reaches its inverse.
+        log_alpha: natural logarithm of the level; a fault is found when the mixture's wealth reaches its inverse.
         deadline: on `clock`.
-        is_enough: asked after every batch.
-        may_give_up: asked when the time is up; False to go on whatever the time.
+        is_enough: called after every batch.
+        may_give_up: called after the deadline; False to continue.
         reads_drafts: see `Bets.feed`.
     """
     for batch in batches:
@@ -74,7 +74,7 @@ def bet(
 def answers_without_end(
     llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams
 ) -> Iterator[Iterator[Place]]:
-    """Batches of places of answers to `prompts`, round and round."""
+    """Yield batches of places of answers, cycling through `prompts` forever."""
     waiting = cycle(prompts)
     while True:
         batch = [next(waiting) for _ in range(min(BATCH, len(prompts)))]
@@ -82,7 +82,7 @@ def answers_without_end(
 
 
 def law_check(bets: Bets, log_alpha: float) -> Check:
-    """What the bets say."""
+    """The result of the bets as a check."""
     excluded = bets.smallest_excluded()
     evidence = {
         "tokens": bets.num_tokens,
@@ -110,5 +110,5 @@ def law_check(bets: Bets, log_alpha: float) -> Check:
 
 
 def _finite(value: float) -> float:
-    """JSON has no infinities."""
+    """`value` clipped to a finite range, since JSON has no infinities."""
     return float(np.clip(value, -1e9, 1e9))

@@ -1,4 +1,4 @@
-"""The ledger: wealth of earlier audits of the same weights and settings, so that evidence adds up night by night."""
+"""The ledger: wealth of earlier audits of the same weights and settings, so that their evidence accumulates."""
 
 import hashlib
 import json
@@ -14,18 +14,18 @@ FORMAT, VERSION = "paceline-audit-ledger", 1
 
 
 def fingerprint(weights: str, settings: Mapping[str, Any]) -> str:
-    """The name under which wealth is kept: these weights, run and drafted for in this way."""
+    """The ledger's key of these weights and settings: 24 hexadecimal digits of SHA-256."""
     text = json.dumps([weights, dict(settings)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def check_ledger(path: Path) -> None:
-    """Raise InvalidParameter where evidence could not be added there: before the audit, not after it."""
+    """Raise InvalidParameter if `path` exists and is no ledger, before the audit runs."""
     _read(path)
 
 
 def read_bets(path: Path, key: str) -> Bets:
-    """The bets of earlier audits, fresh ones where there are none.
+    """The bets of earlier audits; new ones if there are none.
 
     Raises:
         InvalidParameter: the file is no ledger.
@@ -35,7 +35,7 @@ def read_bets(path: Path, key: str) -> Bets:
 
 
 def write_bets(path: Path, key: str, bets: Bets) -> None:
-    """Keep the wealth that `bets` have by now, in one move."""
+    """Write the wealth of `bets` to the ledger, atomically."""
     ledger = _read(path)
     number = ledger.get(key, {}).get("audits", 0) + 1
     ledger[key] = {"audits": number, **bets.as_record()}

@@ -1,8 +1,8 @@
-"""`serve --audit-rate`: a share of the answers a server gives is bet on, while it has nothing else to do.
+"""`serve --audit-rate`: the law check on a random sample of a server's answers, while the server is idle.
 
-Which requests are taken is drawn before anything of their text is known, and answers that a client broke off count up
-to where they were: else what users do with a text would look like a fault. Wealth goes to a ledger and to /metrics.
-Not for audits that ask prompts of their own (`run.py`).
+Requests are sampled when only their first token is known, and answers that a client cancelled count up to there: else
+what users do with a text would look like a fault. Wealth goes to a ledger and to /metrics. Not for audits with prompts
+of their own (`run.py`).
 """
 
 from collections import deque
@@ -28,14 +28,14 @@ from paceline.speculation.outcome import RequestOutcome
 from paceline.types import SamplingParams
 
 _WAITING = 64
-"""Answers that may wait to be scored; the server is busy when there are more, and further ones are not taken."""
+"""Largest number of answers waiting to be scored; further requests are not sampled until there are fewer."""
 _LONGEST = 2048
-"""Tokens of an answer with its prompt; longer ones would hold up the next request for too long."""
+"""Largest number of tokens of a scored answer with its prompt; a longer one would delay the next request too much."""
 
 
 @dataclass(slots=True)
 class _Taken:
-    """A request whose text will be scored: its tokens grow while it runs."""
+    """A sampled request; its tokens grow while it runs."""
 
     request_id: str
     token_ids: Sequence[int]
@@ -44,12 +44,12 @@ class _Taken:
 
 
 class Sampler(Recorder):
-    """A drafter that lets another one draft and keeps the proposals of a share of the requests.
+    """Wraps a drafter and records the proposals of a random sample of the requests.
 
     Args:
-        inner: the drafter that is asked.
-        rate: of requests that are taken.
-        seed: of the choice.
+        inner: the wrapped drafter.
+        rate: probability that a request is sampled.
+        seed: of the sampling.
     """
 
     def __init__(self, inner: Drafter, rate: float, seed: int | None = None) -> None:
@@ -77,13 +77,13 @@ class Sampler(Recorder):
             self._end(outcome.request_id)
 
     def release(self, request_id: str) -> None:
-        """See `Drafter`. Whether it was broken off, or only preempted, is seen when nothing runs any more."""
+        """See `Drafter`. Whether the request was cancelled or only preempted is decided in `settle`."""
         self.inner.release(request_id)
         if request_id in self._running:
             self._left[request_id] = self._running.pop(request_id)
 
     def settle(self) -> None:
-        """Nothing runs: who was released and did not come back was broken off."""
+        """Count released requests as cancelled, with the text so far; call it only when no request runs."""
         for request_id in list(self._left):
             self._running[request_id] = self._left.pop(request_id)
             self._end(request_id)
@@ -103,7 +103,7 @@ class Sampler(Recorder):
         return request_id in self._running
 
     def _is_fit(self, context: DraftContext) -> bool:
-        """Whether its law can be computed again, and its text is evidence of its own."""
+        """Whether the request's laws can be recomputed, its text is independent evidence, and the queue has room."""
         params = context.params
         plain = not (params.is_greedy or params.bad_words or params.structured_outputs)
         return plain and params.seed is None and len(self.waiting) < _WAITING
@@ -122,14 +122,14 @@ class LiveAudit:
 
     Args:
         loaded: its weights.
-        engine: that serves it; its drafter is watched from now on. Call this on the engine's thread.
-        rate: share of requests, in (0, 1].
-        rule: verification; a lossy one would be found, which is no news.
-        ledger, key: file and name the wealth is kept under; none keeps it in memory.
-        alpha: chance of a false alarm, however long it runs.
+        engine: serves it; its drafter is wrapped from now on. Construct this on the engine's thread.
+        rate: fraction of the requests, in (0, 1].
+        rule: verification rule; must be exact.
+        ledger, key: file and key of the wealth; None keeps it in memory.
+        alpha: probability of a false alarm, however long it runs.
 
     Raises:
-        InvalidParameter: a rate outside (0, 1], a lossy rule, or a ledger that is none.
+        InvalidParameter: a rate outside (0, 1], a lossy rule, or a file that is no ledger.
     """
 
     def __init__(
@@ -149,11 +149,11 @@ class LiveAudit:
 
     @property
     def is_lossy(self) -> bool:
-        """Whether the text was found not to follow its law."""
+        """Whether the bets rejected, at level alpha, that the text follows the model's laws."""
         return self.bets.peak >= -self.log_alpha
 
     def work(self, engine: Engine) -> bool:
-        """Score one answer if nothing runs, on the engine's thread; whether one was."""
+        """Score one waiting answer if no request runs, on the engine's thread; returns whether one was scored."""
         if engine.has_unfinished_requests:
             return False
         self.sampler.settle()
@@ -174,7 +174,7 @@ class LiveAudit:
         self.num_answers += 1
 
     def prometheus_text(self, model: str) -> bytes:
-        """Wealth and counts for a scraper."""
+        """Wealth and counts in Prometheus' text format."""
         values = {
             "audit_log_wealth": self.bets.log_e, "audit_peak_log_wealth": self.bets.peak,
             "audit_tokens": self.bets.num_tokens, "audit_drafted_tokens": self.bets.num_drafted,

@@ -1,4 +1,4 @@
-"""Who drafted what, place by place: the draft's law at every token of an answer, known before the token was."""
+"""Recording the draft's law at every token of an answer, as it was before the token was known."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from paceline.speculation.outcome import RequestOutcome
 
 
 class Recorder:
-    """A drafter that lets another one draft and writes down what it proposed.
+    """Wraps a drafter and records its proposals.
 
     Args:
-        inner: the drafter that is asked.
+        inner: the wrapped drafter.
     """
 
     def __init__(self, inner: Drafter) -> None:
@@ -27,12 +27,12 @@ class Recorder:
         return trees
 
     def note(self, context: DraftContext, tree: TokenTree) -> None:
-        """Write a proposal down, the part of it that is verified."""
+        """Record the part of a proposal that is verified."""
         kept = tree.prune(context.budget) if len(tree) > context.budget else tree
         self._rounds.setdefault(context.request_id, []).append((len(context.token_ids), kept))
 
     def forget(self, request_id: str) -> None:
-        """Nobody will ask for the laws of a request."""
+        """Discard the proposals of a request."""
         self._rounds.pop(request_id, None)
 
     def observe(self, outcome: RequestOutcome) -> None:
@@ -40,14 +40,14 @@ class Recorder:
         self.inner.observe(outcome)
 
     def release(self, request_id: str) -> None:
-        """See `Drafter`; what was written down stays until it is read."""
+        """See `Drafter`; recorded proposals stay until they are read."""
         self.inner.release(request_id)
 
     def draft_laws(self, request_id: str, token_ids: Sequence[int], first: int) -> list[Law | None]:
-        """[n] the law that proposed each of ``token_ids[first:]``; None where nothing was drafted. Read once.
+        """[n] the draft's law at each of ``token_ids[first:]``; None where nothing was drafted. Discards the record.
 
-        Of several siblings the first one's law counts. A place belongs to the last round that began before it and whose
-        tree the text had followed until then.
+        Of several siblings, the first one's law is taken. A position belongs to the last round that began at or before
+        it, and has a law only if the text before it is a path in that round's tree.
         """
         laws: list[Law | None] = [None] * (len(token_ids) - first)
         rounds = self._rounds.pop(request_id, [])

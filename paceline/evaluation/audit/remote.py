@@ -1,9 +1,8 @@
-"""An audit of a server by its answers alone: speculative text against the same server's plain text.
+"""Auditing a server from outside: speculative text against the same server's plain text.
 
-Plain against plain comes first: what a server differs from itself by is its arithmetic, not its speculation. Where it
-tells log probabilities, the gap between the two best tokens says whether texts part at a near tie. Sampled texts are
-compared where the server keeps seeds; its law is not tested otherwise, since text without token ids and weights cannot
-be held against probabilities.
+Plain text is compared with itself too: where it differs, the cause is arithmetic, not speculation. If the server
+returns log probabilities, the gap of the two best tokens tells whether texts diverge at a near tie. Sampled texts are
+compared if the server reproduces them for a seed. The law is not tested: that takes token ids and weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,20 +19,20 @@ from paceline.evaluation.endpoint_tokens import gap_where_it_leaves
 from paceline.types import SamplingParams
 
 LEVEL = 0.01
-"""Of Fisher's test that speculation differs more often than plain decoding does from itself."""
+"""Level of Fisher's test that speculative text differs more often than plain text does from itself."""
 NEAR_TIE = 0.05
-"""Gap in log probability that arithmetic is taken to close on any server: the second token is 5 % less likely."""
+"""Gap in log probability that rounding may reverse on any server: the second token is 5 % less likely."""
 GapOf = Callable[[int, str], float | None]
-"""(number of the prompt, a text) to the gap where the plain server's own answer leaves that text; None if not told."""
+"""(prompt's index, text) to the gap of the plain server's two best tokens where its answer first differs; or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What was said to the same prompts.
+    """Answers to the same prompts.
 
     Attributes:
-        plain, again: by the plain server.
-        spec: by the speculating one.
+        plain, again: two runs of the plain server.
+        spec: the speculating server's.
     """
 
     plain: Sequence[str]
@@ -44,7 +43,7 @@ class Texts:
 def remote_audit(
     spec: Server, plain: Server, prompts: Sequence[str], max_tokens: int, at_once: int = 8, raw: bool = False
 ) -> list[Check]:
-    """Greedy texts alone and in company, sampled ones with seeds, and what was drafted for them."""
+    """Checks of greedy texts alone and at `at_once` concurrent requests, and of sampled texts with seeds."""
     before = counters(spec.url)
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     seeded = [SamplingParams(temperature=1, max_tokens=max_tokens, seed=number) for number in range(len(prompts))]
@@ -69,15 +68,15 @@ def remote_audit(
 
 
 def said(answers: Sequence[Answer]) -> list[str]:
-    """The texts of answers that came from a server."""
+    """The texts of answers."""
     return [str(answer.text) for answer in answers]
 
 
 def same_texts(name: str, prompts: Sequence[str], texts: Texts, gap_of: GapOf = lambda number, text: None) -> Check:
-    """Speculative texts against plain ones, held against how often plain texts differ from themselves.
+    """Compare speculative texts with plain ones, relative to how often plain texts differ from themselves.
 
-    A difference is one of arithmetic where plain decoding's two best tokens are no further apart than `NEAR_TIE`, or
-    than where its texts part from themselves.
+    A difference counts as rounding if the gap of plain decoding's two best tokens is at most `NEAR_TIE`, or the largest
+    gap at which plain texts differ from themselves.
     """
     count, plain, again = len(prompts), texts.plain, texts.again
     noise = [i for i in range(count) if plain[i] != again[i]]
@@ -109,7 +108,7 @@ def same_texts(name: str, prompts: Sequence[str], texts: Texts, gap_of: GapOf = 
 
 
 def same_draws(texts: Texts) -> Check:
-    """Sampled texts with seeds, where the plain server says the same for a seed: speculation may keep that or not."""
+    """Compare sampled texts by seed; untested if the plain server does not reproduce its own, or if they differ."""
     count = len(texts.plain)
     unsteady = sum(a != b for a, b in zip(texts.plain, texts.again, strict=True))
     wrong = sum(a != b for a, b in zip(texts.plain, texts.spec, strict=True))
@@ -125,7 +124,7 @@ def same_draws(texts: Texts) -> Check:
 
 
 def fisher(wrong: int, noise: int, count: int) -> float:
-    """One-sided p of `wrong` of `count` in one group against `noise` of `count` in the other: Fisher's exact test."""
+    """One-sided p-value of Fisher's exact test: `wrong` of `count` in one group, `noise` of `count` in the other."""
     total = wrong + noise
     ways = sum(comb(count, k) * comb(count, total - k) for k in range(wrong, min(total, count) + 1))
     return ways / comb(2 * count, total)
@@ -134,7 +133,7 @@ def fisher(wrong: int, noise: int, count: int) -> float:
 def drafted_tokens(
     answers: Sequence[Answer], before: dict[str, float] | None, after: dict[str, float] | None
 ) -> int | None:
-    """What a server drafted for `answers`, as they tell or as its counters grew; None where neither says."""
+    """Number of tokens drafted for `answers`, from them or from the server's counters; None if neither is known."""
     told = [answer.drafted for answer in answers if answer.drafted is not None]
     if told:
         return sum(told)
@@ -147,14 +146,14 @@ _NO_LAW = "sampled text of a server cannot be held against probabilities without
 
 
 def _example(prompt: str, plain: str, spec: str, gap: float | None) -> dict[str, object]:
-    """Where two texts part, for anybody to reproduce."""
+    """The first difference of two texts with its surroundings, for the report."""
     place = next((i for i, (a, b) in enumerate(zip(plain, spec, strict=False)) if a != b), min(len(plain), len(spec)))
     around = slice(max(0, place - 30), place + 30)
     return {"prompt": prompt, "character": place, "plain": plain[around], "speculative": spec[around], "gap": gap}
 
 
 def _if_drafted(check: Check, drafted: int | None) -> Check:
-    """A server that tells what it drafts and drafted nothing was not tested."""
+    """`check` with the number of drafted tokens; untested if it is 0, unless the check is lossy."""
     if check.name == "law" or drafted is None:
         return check
     told = replace(check, evidence=check.evidence | {"drafted": drafted})

@@ -1,7 +1,7 @@
-"""Laws that a broken speculation would emit, given the target's law p and the draft's law q at one place.
+"""Rivals: laws that faulty speculation would emit, given the target's law p and the draft's law q at one position.
 
-Bets are placed on them (`betting.py`). They are fixed before any data, and they must know q: a bet on the temperature
-alone never sees a lenient rule. Not the lossy rules themselves (`sampling/lossy.py`).
+Bets are placed on them (`betting.py`). They are fixed before any data, and most depend on q: a bet on the temperature
+alone would never find a lenient rule. Not the lossy rules themselves (`sampling/lossy.py`).
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ Emitted = Callable[[np.ndarray, np.ndarray], np.ndarray]
 LENIENCES = (1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 4.0, 16.0)
 """Factors by which an acceptance probability may be too large; 1 is exact."""
 _COARSE = 1e-5
-"""Share of the peak's probability below which tokens are counted as one."""
+"""Tokens below this fraction of the largest probability are merged into one."""
 _KEPT = 0.02
-"""Share of p in a rival that forbids tokens, so that one such token does not end its wealth."""
+"""Weight of p in a rival that forbids tokens, so that one such token does not end its wealth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Rival:
     """One law to bet on.
 
     Attributes:
-        name: what would have gone wrong.
-        emitted: the law that would be said.
-        reads_draft: it differs from p only where something was drafted.
+        name: of the fault.
+        emitted: the law that would be emitted.
+        reads_draft: it depends on q, and so differs from p only where something was drafted.
     """
 
     name: str
@@ -63,7 +63,7 @@ def _leak(share: float) -> Emitted:
 
 
 def _soft_top(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """The draft's most probable token proposed as if it had been drawn: a top-k child judged by p/q."""
+    """The draft's most probable token is proposed, but verified by p/q as if it had been drawn."""
     best = int(np.argmax(q))
     accepted = np.zeros_like(p)
     accepted[best] = min(1.0, p[best] / q[best])
@@ -71,7 +71,7 @@ def _soft_top(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def _merged_duplicates(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Two independent draws from q, a token drawn twice tested once, as if it came with its chance to be among them."""
+    """Two draws from q, duplicates merged, and each token verified with its probability of being drawn at all as q."""
     accepts = np.minimum(1.0, p / np.maximum(1 - (1 - q) ** 2, np.finfo(float).tiny))
     refused = q * (1 - accepts)
     return recovered(q * accepts * (1 + refused.sum() - refused), np.maximum(p - q, 0))
@@ -94,13 +94,13 @@ def _without_tail(least: float) -> Emitted:
 
 
 def recovered(accepted: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """[k] what is emitted when `accepted` of the draft stands, and the rest of the mass is drawn from norm(left)."""
+    """[k] the emitted law: `accepted` mass of the draft, and the remaining mass from norm(`left`)."""
     total = left.sum()
     return accepted + (1 - accepted.sum()) * left / total if total > 0 else accepted / accepted.sum()
 
 
 def lenience_name(factor: float) -> str:
-    """How the rival of that degree is called."""
+    """Name of the rival with this degree of lenience."""
     return f"lenience {factor:g}"
 
 
@@ -116,16 +116,16 @@ RIVALS = (
     *(Rival(f"temperature {value:g}", _temperature(value), False) for value in (0.5, 0.9, 0.98, 1.02, 1.1)),
     *(Rival(f"no token below {least:g} of the peak", _without_tail(least), False) for least in (1e-3, 3e-2)),
 )
-"""Every law that is bet on, besides a histogram for what nobody foresaw."""
+"""All rivals; the bets also have a histogram for unforeseen faults."""
 
 
 def ratios(p: Law, q: Law | None, token: int) -> np.ndarray:
     """[rivals] a(token) / p(token) for each of `RIVALS`; 1 where a rival needs a draft and there is none.
 
     Args:
-        p: the target's law at the place.
-        q: the law the draft was drawn from, one-hot for a chosen draft, None where nothing was drafted.
-        token: what was said; possible under `p`.
+        p: the target's law at the position.
+        q: the law the draft was drawn from, one-hot for a deterministic draft, None where nothing was drafted.
+        token: the emitted token; its probability under `p` is positive.
     """
     ours, theirs, at = _coarse(p, q, token)
     found = np.ones(len(RIVALS))
@@ -137,7 +137,7 @@ def ratios(p: Law, q: Law | None, token: int) -> np.ndarray:
 
 
 def draft_quantile(p: Law, q: Law, token: int, uniform: float) -> float:
-    """A uniform number on [0, 1) when `token` was drawn from `p`: its randomised rank by q / p, largest first."""
+    """The randomised quantile of `token` under `p` by descending q / p; uniform on [0, 1) if `p` is its law."""
     ours, theirs, place = _coarse(p, q, token)
     assert theirs is not None
     order = theirs / ours
@@ -146,10 +146,10 @@ def draft_quantile(p: Law, q: Law, token: int, uniform: float) -> float:
 
 
 def _coarse(p: Law, q: Law | None, token: int) -> tuple[np.ndarray, np.ndarray | None, int]:
-    """(p, q, place of `token`) with the least probable tokens counted as one.
+    """(p [k], q [k], index of `token`) with the least probable tokens merged into one.
 
-    A bet on what is left of a token is as valid as one on the token, and a vocabulary becomes a few hundred numbers. A
-    draft's mass on tokens that are impossible under p is left out: it is always refused.
+    A bet on merged tokens is as valid as one on tokens, and a vocabulary becomes a few hundred numbers. The draft's
+    mass on tokens that are impossible under p is dropped, because these are always rejected.
     """
     probs = p.probs.astype(np.float64)
     theirs = None if q is None else np.asarray(q.on(p.tokens), np.float64)

@@ -1,7 +1,7 @@
-"""The rule check: the production rule, over every coin and draw, on the model's own laws.
+"""The rule check: the production rule, enumerated over all random choices, on the model's own laws.
 
-The most probable tokens of the target's laws and of the draft's, renormalised, make a case small enough to enumerate.
-What the rule emits must have the target's law, equal up to float rounding.
+The laws of target and draft are cut to their most probable tokens and renormalised, to be small enough to enumerate.
+The law of what the rule emits must equal the target's up to float rounding.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Case:
-    """Laws at one place of a text and after each of its likely continuations.
+    """Laws at one position of a text and after each of its likely next tokens.
 
     Attributes:
-        target, draft: path of up to one token to the law after it.
+        target, draft: path of at most one token to the law after it.
     """
 
     target: dict[tuple[int, ...], Law]
@@ -32,7 +32,7 @@ class Case:
 
 
 def case_of(model: CausalLM, draft: CausalLM | None, token_ids: Sequence[int], params: SamplingParams) -> Case:
-    """The case after a text; without a draft model the draft is the target at twice the temperature."""
+    """The case after a text; without a draft model, the draft's law is the target's at twice the temperature."""
     hotter = SamplingParams(temperature=2 * params.temperature)
     ours = _law_after(model, token_ids, params)
     theirs = _law_after(draft or model, token_ids, params if draft else hotter)
@@ -51,7 +51,7 @@ def case_of(model: CausalLM, draft: CausalLM | None, token_ids: Sequence[int], p
 
 
 def worst_difference(case: Case, rule: Verifier, is_drawn: bool) -> float:
-    """Largest difference of any two-token text's probability from the target's, over every coin and draw.
+    """Largest difference between emitted and target probability of any text of two tokens, by enumeration.
 
     Args:
         is_drawn: the draft is drawn from its laws; else its most probable tokens are proposed.
@@ -66,7 +66,7 @@ def worst_difference(case: Case, rule: Verifier, is_drawn: bool) -> float:
 
 
 def rule_check(cases: Sequence[Case], rules: dict[str, Verifier]) -> Check:
-    """Every rule on every case, for drawn and for chosen drafts."""
+    """Whether every rule is exact on every case, with drawn and with deterministic drafts."""
     worst = {
         f"{name}, {'drawn' if is_drawn else 'chosen'} draft": max(
             worst_difference(case, rule, is_drawn) for case in cases
@@ -84,7 +84,7 @@ def rule_check(cases: Sequence[Case], rules: dict[str, Verifier]) -> Check:
 
 
 def _emit(case: Case, rule: Verifier, is_drawn: bool, randomness: EnumeratedRandomness) -> tuple[int, int]:
-    """The first two tokens that rounds of two drafted tokens emit."""
+    """The first two emitted tokens, with drafts up to the second token in each round."""
     text: tuple[int, ...] = ()
     while len(text) < 2:
         tree = _draft(case, text, is_drawn, randomness)

@@ -1,4 +1,4 @@
-"""One audit of a model on this machine: the checks in order, each with its share of the time."""
+"""An audit of a model on this machine: all checks in order, each with its share of the time."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ from paceline.types import NamedProgress, SamplingParams
 
 CHECKS = ("rows", "rule", "greedy", "coupled", "load", "accounting", "law", "controls")
 SHARES = {"greedy": 0.15, "coupled": 0.12, "load": 0.12, "accounting": 0.08, "controls": 0.2}
-"""Of the whole time; the law check takes what is left."""
+"""Fractions of the total time; the law check takes the rest."""
 _KEEP_SEEDS = (AUTO, "coupled", "sample_and_match")
 _NUM_CASES = 2
 _LEAST_PROMPTS = 3
@@ -41,15 +41,15 @@ _LEAST_PROMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class AuditPlan:
-    """What is asked of an audit.
+    """Settings of an audit.
 
     Attributes:
-        speculative: how drafts are made, as `SpeculativeConfig` takes it.
-        minutes: in all.
+        speculative: fields of the `SpeculativeConfig` to audit.
+        minutes: total time.
         checks: some of `CHECKS`.
-        alpha: chance of a false alarm in the law check, however long it runs.
-        detect: a lenience (1.05: acceptance 5 % too generous) that must be excluded; None to exclude what time allows.
-        max_tokens: of an answer.
+        alpha: probability of a false alarm in the law check, however long it runs.
+        detect: a lenience that must be excluded (1.05: acceptance probabilities 5 % too large); None for no goal.
+        max_tokens: largest length of an answer.
     """
 
     speculative: dict[str, Any]
@@ -73,7 +73,7 @@ class AuditPlan:
             self._check_detect(self.detect)
 
     def _check_detect(self, least: float) -> None:
-        """Raise InvalidParameter for an effect that no text, however long, would exclude."""
+        """Raise InvalidParameter for a lenience that no amount of text could exclude."""
         if least < LENIENCES[0]:
             problem = f"lenience={least:g} is less than any that is bet on"
             raise InvalidParameter("detect", problem, f"the smallest that can be excluded is {LENIENCES[0]:g}")
@@ -86,15 +86,15 @@ class AuditPlan:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What was found.
+    """The result of an audit.
 
     Attributes:
         checks: in order.
         verdict: of all of them.
-        smallest_effect_excluded: acceptance too generous by this factor or more is excluded at 95 %; None when nothing
-            of the grid is.
-        is_detected: the effect that was asked for is excluded.
-        seconds: it took.
+        smallest_effect_excluded: acceptance probabilities too large by this factor or more are excluded at 95 %; None
+            if no factor is.
+        is_detected: the lenience to detect is excluded, or there is none.
+        seconds: duration.
     """
 
     checks: tuple[Check, ...]
@@ -104,7 +104,7 @@ class Audit:
     seconds: float
 
     def exit_code(self, strict: bool = False) -> int:
-        """For a build; see `verdict.exit_code`."""
+        """The exit code for builds; see `verdict.exit_code`."""
         return exit_code(self.verdict, strict, self.is_detected)
 
 
@@ -119,17 +119,17 @@ def audit(
     """Run the checks of `plan`.
 
     Args:
-        plain: the model, decoding plainly; what drafts shares its weights.
-        prompts: token ids, those that draft well (copying) first or in turns.
+        plain: the model with plain decoding; the speculating one shares its weights.
+        prompts: token ids, with those that draft well (copying) first or interleaved.
         bets: with the wealth of earlier audits.
-        progress: told (check, checks done, checks).
+        progress: called with (check, checks done, number of checks).
         clock: seconds, monotonic.
     """
     return _Audit(plain, prompts, plan, bets or Bets(), progress, clock).run()
 
 
 class _Audit:
-    """One audit under way."""
+    """The state of a running audit."""
 
     def __init__(
         self, plain: LLM, prompts: Sequence[Sequence[int]], plan: AuditPlan, bets: Bets, progress: NamedProgress,
@@ -145,7 +145,7 @@ class _Audit:
         self.token_seconds = self._pace()
 
     def run(self) -> Audit:
-        """All checks in order, the controls before the law check, which takes the time that is left."""
+        """Run the checks in order, the law check last, which takes the remaining time."""
         order = [name for name in ("rows", "rule", "greedy", "coupled", "load", "accounting", "controls", "law")]
         wanted = [name for name in order if name in self.plan.checks]
         checks = []
@@ -213,7 +213,7 @@ class _Audit:
         return law_check(self.bets, log(self.plan.alpha))
 
     def _places(self) -> list[Case]:
-        """Places of the user's own prompts where the rule is enumerated; made once."""
+        """The cases of the rule check, at the ends of the first prompts; computed once."""
         if not self.cases:
             params = SamplingParams(temperature=1.0)
             some = self.prompts[:_NUM_CASES]
@@ -221,13 +221,13 @@ class _Audit:
         return self.cases
 
     def _some(self, check: str, answers_per_prompt: int) -> Sequence[Sequence[int]]:
-        """As many prompts as the check's share of the time allows, and never fewer than a handful."""
+        """As many prompts as fit into the check's share of the time, but at least `_LEAST_PROMPTS`."""
         seconds = SHARES[check] * 60 * self.plan.minutes
         each = answers_per_prompt * self.plan.max_tokens * self.token_seconds
         return self.prompts[: max(_LEAST_PROMPTS, int(seconds / each))]
 
     def _pace(self) -> float:
-        """Seconds of a plainly decoded token."""
+        """Seconds per token of plain decoding, including the prefill."""
         params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
         self.plain.generate([list(self.prompts[0])], params)
         began = self.clock()

@@ -1,4 +1,4 @@
-"""What an audit shows: a page for people, one object for scripts."""
+"""Output of an audit: a page as text or HTML, and a JSON object."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,12 +33,12 @@ INTRODUCTION = (
 
 
 def title_of(model: str, drafter: str) -> str:
-    """What was audited."""
+    """The title of the page."""
     return f"Audit of {model} with drafts by {drafter}"
 
 
 def verdict_line(verdict: Verdict, checks: Sequence[Check], excluded: float | None) -> str:
-    """The verdict, the checks that it lacks, and the smallest effect that it excludes."""
+    """The verdict with its meaning, the checks without evidence, and the smallest effect excluded."""
     text = f"{verdict}. {MEANINGS[verdict]}"
     if verdict == "UNTESTED" and (missing := unanswered(checks)):
         text = f"{verdict}. The audit is inconclusive, for want of evidence in: {', '.join(missing)}."
@@ -58,7 +58,7 @@ def lines(title: str, verdict: Verdict, checks: Sequence[Check], excluded: float
 
 
 def examples(check: Check) -> list[str]:
-    """A line for each difference that a server's texts showed: anybody can ask the same again."""
+    """A line for each difference between a server's texts, with which it can be reproduced."""
     return [
         f"For example {str(one['prompt'])[-60:]!r}, greedily: plain says {one['plain']!r}, speculative "
         f"{one['speculative']!r}, from character {one['character']} on" + _gap_text(one["gap"])
@@ -71,7 +71,7 @@ def _gap_text(gap: float | None) -> str:
 
 
 def page(title: str, verdict: Verdict, checks: Sequence[Check], excluded: float | None, data: Mapping[str, Any]) -> str:
-    """The page, as HTML without network."""
+    """The page as self-contained HTML."""
     rows = [(QUESTIONS.get(check.name, check.name), check.verdict, check.says) for check in checks]
     sections = [
         html.paragraph(INTRODUCTION),
@@ -99,7 +99,7 @@ _BETS = (
 
 
 def as_json(verdict: Verdict, checks: Sequence[Check], excluded: float | None, **more: Any) -> dict[str, Any]:
-    """The object that scripts read."""
+    """The JSON object."""
     return {
         "verdict": verdict,
         "checks": {check.name: {"verdict": check.verdict, "says": check.says, **check.evidence} for check in checks},

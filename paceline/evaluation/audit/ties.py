@@ -1,4 +1,4 @@
-"""Where two texts part: how much arithmetic would have to change for the one token to be said in place of the other."""
+"""How close two tokens were where two texts diverge: whether rounding can explain the difference."""
 
 from collections.abc import Sequence
 from math import inf
@@ -11,21 +11,21 @@ from paceline.sampling import CounterRandomness, Warper
 from paceline.types import SamplingParams
 
 NEAR_TIE = 1e-3
-"""Largest gap between two logits at which a difference counts as one of arithmetic."""
+"""Largest gap of two logits at which a difference counts as rounding."""
 
 
 def gap_where_they_part(
     llm: LLM, prompt: Sequence[int], truth: Sequence[int], other: Sequence[int], params: SamplingParams
 ) -> float:
-    """How far apart the logits of two tokens were, where one text says the one and another text the other.
+    """The gap between the logits of the two tokens at the first position where two texts differ.
 
-    Penalties count, and so does the noise of a seed, by which a sampled token was ahead of another. Infinite where one
-    text only ends sooner, and where the other token was impossible.
+    Penalties are included, and for sampled texts the seed's noise. Infinite if one text is a prefix of the other, or if
+    one of the tokens has probability 0.
 
     Args:
-        llm: the model, decoding plainly.
+        llm: the model with plain decoding.
         prompt, truth, other: token ids; the two texts that followed the prompt.
-        params: what both were asked with; sampled texts need a seed.
+        params: of both requests; sampled texts need a seed.
     """
     pairs = enumerate(zip(truth, other, strict=False))
     place = next((number for number, (ours, theirs) in pairs if ours != theirs), None)

@@ -1,12 +1,12 @@
-"""What an audit can say, and what it means for a build."""
+"""Verdicts of an audit and their exit codes."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Verdict = Literal["PROVED", "CONSISTENT", "NUMERIC", "LOSSY", "UNTESTED"]
-"""``PROVED``: equal bit for bit, or by enumeration. ``CONSISTENT``: nothing found, with the smallest effect that was
-excluded. ``NUMERIC``: differences at near ties only. ``LOSSY``: a difference that chance does not explain.
+"""``PROVED``: equal bit for bit, or by enumeration. ``CONSISTENT``: no difference found, with a bound on those still
+possible. ``NUMERIC``: differences at near ties only. ``LOSSY``: a difference that chance does not explain.
 ``UNTESTED``: no evidence either way."""
 
 EXIT_OK, EXIT_LOSSY, EXIT_INCONCLUSIVE = 0, 1, 3
@@ -21,7 +21,7 @@ class Check:
         verdict: see `Verdict`.
         says: one sentence for people.
         evidence: numbers behind it, JSON-ready.
-        arises: the question does, so that an audit without an answer to it is inconclusive.
+        arises: the question applies, so an audit without an answer to it is inconclusive.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Check:
 
 
 def overall(checks: Sequence[Check]) -> Verdict:
-    """The verdict of an audit: any loss is a loss; else the weakest answer to a question that arises."""
+    """The verdict of an audit: LOSSY if any check is, else the weakest verdict of a question that arises."""
     if any(check.verdict == "LOSSY" for check in checks):
         return "LOSSY"
     answers = {check.verdict for check in checks if check.arises or check.verdict != "UNTESTED"}
@@ -49,7 +49,7 @@ def unanswered(checks: Sequence[Check]) -> list[str]:
 
 
 def without_blind(checks: Sequence[Check], blind: Collection[str]) -> list[Check]:
-    """`checks`, those in `blind` counted as untested: a fault that was put in on purpose escaped them."""
+    """`checks`, with those in `blind` as UNTESTED unless LOSSY, because they missed an injected fault."""
     says = "a fault that was put in on purpose was not found, so this proves nothing: "
     return [
         replace(check, verdict="UNTESTED", says=says + check.says)
@@ -60,11 +60,11 @@ def without_blind(checks: Sequence[Check], blind: Collection[str]) -> list[Check
 
 
 def exit_code(verdict: Verdict, strict: bool = False, is_detected: bool = True) -> int:
-    """0 proved or consistent, 1 lossy, 3 inconclusive.
+    """0 for no difference found, 1 for LOSSY, 3 for inconclusive.
 
     Args:
         strict: differences at near ties are inconclusive too.
-        is_detected: the effect that was asked for with ``--detect`` is excluded.
+        is_detected: the lenience given with ``--detect`` is excluded; else the audit is inconclusive.
     """
     if verdict == "LOSSY":
         return EXIT_LOSSY

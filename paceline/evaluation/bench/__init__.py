@@ -1,5 +1,5 @@
 """`paceline bench`: ways of decoding measured side by side, in pairs, with intervals.
 
-Own configurations and OpenAI URLs are *arms*. Every prompt is answered by all arms before the next one begins, in
-orders that balance who comes before whom; plain decoding always runs twice, and what lies between the two is the noise.
+Configurations on this machine and OpenAI URLs are *arms*. All arms answer a prompt before the next one begins, in
+balanced orders (`schedule.py`). Plain decoding always runs twice, and the difference of the two is the noise.
 """

@@ -1,4 +1,4 @@
-"""Arms: ways to answer prompts that are measured side by side. Here those of an engine; URLs are in `endpoint.py`."""
+"""Arms: ways to answer prompts, measured side by side. Here those of an engine; servers are in `server_arm.py`."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -14,18 +14,18 @@ WARM_UP = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One prompt answered by one arm; what an arm cannot tell is None, never 0.
+    """One prompt answered by one arm; what an arm does not report is None, never 0.
 
     Attributes:
-        tokens: of the answer.
-        token_ids, text: what was said; at least one of them is known.
+        tokens: number of tokens of the answer.
+        token_ids, text: of the answer; `token_ids` is None for servers.
         first_token_seconds: from the request to its first token.
         seconds: from the request to its last token.
         passes: target passes after the first token.
-        drafted, accepted, rejected: tokens; rejected are those that were tested and refused.
-        accepted_per_pass: histogram; entry i counts the passes that emitted i + 1 tokens.
+        drafted, accepted, rejected: numbers of tokens; rejected ones were tested, the rest was not.
+        accepted_per_pass: histogram; entry i is the number of passes that emitted i + 1 tokens.
         drafted_per_level, tested_per_level, accepted_per_level: as in `RequestStats`.
-        draft_seconds, verify_seconds, other_seconds, prefill_seconds: where the time went.
+        draft_seconds, verify_seconds, other_seconds, prefill_seconds: parts of the time.
         prompt_tokens: as the arm counts them.
     """
 
@@ -49,18 +49,18 @@ class Answer:
     prompt_tokens: int | None = None
 
     def says(self, other: "Answer") -> bool:
-        """Whether both say the same: by token ids where both have them, else by text."""
+        """Whether both answers are equal: by token ids if both have them, else by text."""
         if self.token_ids is not None and other.token_ids is not None:
             return self.token_ids == other.token_ids
         return self.text == other.text
 
     def as_dict(self) -> dict[str, Any]:
-        """What a record keeps."""
+        """All fields as a dict, for a record."""
         return asdict(self)
 
     @classmethod
     def of_dict(cls, values: Mapping[str, Any]) -> "Answer":
-        """From a record."""
+        """The answer in a record; unknown fields are ignored."""
         known = {field.name for field in fields(cls)}
         plain: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
@@ -70,15 +70,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What all arms answer before the next cell begins.
+    """Prompts that every arm answers before the next cell begins.
 
     Attributes:
-        number: its place in the round.
-        prompts: as text; more than one are asked together.
+        number: its index in the round.
+        prompts: as text; several are sent concurrently.
         family: of its prompts.
-        temperature, seed, max_tokens, ignore_eos: how they are answered; prompt i has `seed` + i.
-        rate: requests a second on average, in an open loop; None when all prompts are asked at once.
-        starts: seconds at which each prompt is asked, in an open loop.
+        temperature, seed, max_tokens, ignore_eos: sampling parameters; prompt i has `seed` + i.
+        rate: mean requests per second of an open loop; None if all prompts are sent at once.
+        starts: seconds at which each prompt is sent, in an open loop.
     """
 
     number: int
@@ -92,7 +92,7 @@ class Cell:
     starts: tuple[float, ...] = ()
 
     def params(self, index: int) -> SamplingParams:
-        """How prompt `index` is answered."""
+        """Sampling parameters of prompt `index`."""
         seed = None if self.seed is None else self.seed + index
         return SamplingParams(
             temperature=self.temperature, seed=seed, max_tokens=self.max_tokens, ignore_eos=self.ignore_eos
@@ -104,8 +104,8 @@ class Arm(Protocol):
 
     Attributes:
         label: its name in tables.
-        base: label of the arm that it is compared with.
-        is_here: this machine's processors do its work, so that their energy is its own.
+        base: label of its baseline.
+        is_here: it runs on this machine's processors, so their energy is measured for it.
     """
 
     label: str
@@ -113,25 +113,25 @@ class Arm(Protocol):
     is_here: bool
 
     def begin(self, round_number: int) -> None:
-        """A round begins: everything that remembers earlier answers is forgotten, and the arm is warm."""
+        """Begin a round: clear all caches and memory of earlier answers, and warm up."""
         ...
 
     def answer(self, cell: Cell) -> tuple[float, list[Answer]]:
-        """(seconds from the first request to the last token, an answer for every prompt of the cell)."""
+        """(seconds from the first request to the last token, one answer per prompt of the cell)."""
         ...
 
 
 class EngineArm:
-    """An own configuration on loaded weights; every round has an engine of its own.
+    """A speculative configuration on loaded weights; every round has a new engine.
 
-    Prompts are asked again at every temperature and number of requests at once. Each setting has a salt of its own, so
-    that a drafter that remembers answers does not remember the same prompt's from another setting.
+    The same prompts are sent at every temperature, concurrency and rate. Each of these settings has its own salt, so
+    that a drafter that remembers answers cannot use the same prompt's answer from another setting.
 
     Args:
         llm: has the weights.
         label, base: as in `Arm`.
-        speculative: how it drafts, None for plain decoding.
-        raw: prompts are taken as they are, not put into the model's chat template.
+        speculative: its speculative configuration, None for plain decoding.
+        raw: do not put prompts into the model's chat template.
         clock: seconds, monotonic.
     """
 
@@ -170,7 +170,7 @@ class EngineArm:
 
 
 def answer_of(output: RequestOutput) -> Answer:
-    """What a bench keeps of an engine's answer."""
+    """The `Answer` of an engine's output."""
     stats, metrics = output.stats, output.metrics
     return Answer(
         tokens=len(output.token_ids),
@@ -194,7 +194,7 @@ def answer_of(output: RequestOutput) -> Answer:
 
 
 def _waited(answer: Answer, late: float) -> Answer:
-    """The same for a request that arrived so many seconds before the engine heard of it."""
+    """`answer` with times counted from the arrival of its request, `late` seconds before it was added to the engine."""
     return replace(
         answer, first_token_seconds=answer.first_token_seconds + late, seconds=answer.seconds + late
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`--gate`: what a bench must show, as a line that a build can fail on."""
+"""`--gate`: a smallest speed-up that a bench must show, for use in builds."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -12,7 +12,7 @@ _FORM = re.compile(r"^\s*(?P<arm>.+?)\s*>=\s*(?P<least>[0-9.]+)\s*(?:@\s*(?P<fam
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """`arm` is at least `least` times its baseline on `family`: the lower end of its interval says so."""
+    """The condition that the interval of `arm`'s ratio to its baseline on `family` begins at `least` or above."""
 
     arm: str
     least: float
@@ -20,7 +20,7 @@ class Gate:
 
     @classmethod
     def of(cls, text: str) -> "Gate":
-        """From ``ARM>=RATIO`` or ``ARM>=RATIO@FAMILY``. Raises InvalidParameter for anything else."""
+        """Parse ``ARM>=RATIO`` or ``ARM>=RATIO@FAMILY``. Raises InvalidParameter for anything else."""
         found = _FORM.match(text)
         try:
             if found is None:
@@ -32,7 +32,7 @@ class Gate:
             ) from None
 
     def check(self, arms: Sequence[str], families: Collection[str]) -> None:
-        """Raise InvalidParameter for an arm or a family that is not measured: before the bench, not after it."""
+        """Raise InvalidParameter, before the bench runs, if the arm or the family will not be measured."""
         if self.arm not in arms:
             raise InvalidParameter("gate", f"there is no arm {self.arm!r}", f"arms are {', '.join(arms)}")
         if self.family not in (ALL, *families):
@@ -40,7 +40,7 @@ class Gate:
             raise InvalidParameter("gate", f"there is no family {self.family!r}", f"families are {known}")
 
     def failures(self, tables: Sequence[Table]) -> list[str]:
-        """A sentence for every setting at which it is not shown."""
+        """A sentence for every setting at which the condition is not met."""
         some = [
             (table, one) for table in tables for one in table.arms if (table.family, one.arm) == (self.family, self.arm)
         ]

@@ -1,7 +1,7 @@
-"""Requests that arrive at times fixed beforehand, whether or not earlier ones are done: an open loop.
+"""Open loop: requests arrive at predetermined times, whether or not earlier ones have finished.
 
-A closed loop, as many requests at once as were asked for, waits for a slow arm; users do not. Not for what comes of the
-times (`summary.py`), nor for servers (`server_arm.py`).
+A closed loop, with a fixed number of concurrent requests, waits for a slow arm; users do not. Not for statistics of
+the times (`summary.py`), nor for servers (`server_arm.py`).
 """
 
 import time
@@ -13,11 +13,11 @@ from paceline.engine.llm import LLM
 from paceline.types import RequestOutput, SamplingParams
 
 MOST_ARRIVALS = 12
-"""Requests of one cell, which are one cluster of an interval."""
+"""Largest number of requests of a cell; a cell is one cluster of the interval."""
 
 
 def arrival_times(rate: float, count: int, seed: int) -> tuple[float, ...]:
-    """Seconds at which `count` requests arrive, `rate` a second on average: a Poisson process that begins with one."""
+    """Arrival times in seconds of a Poisson process with `rate` requests per second; the first of `count` is at 0."""
     gaps = np.random.default_rng(seed).exponential(1 / rate, count - 1)
     return (0.0, *np.cumsum(gaps).tolist())
 
@@ -26,11 +26,11 @@ def answers_as_they_arrive(
     llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], starts: Sequence[float],
     cache_salt: str, clock: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep,
 ) -> list[tuple[RequestOutput, float]]:  # fmt: skip
-    """Each answer, and by how many seconds its request came to the engine late, because a step was under way.
+    """(output, seconds from its arrival until it was added to the engine after the current step) of each prompt.
 
     Args:
         prompts: token ids.
-        starts: seconds from now at which each of them arrives, in order.
+        starts: seconds from now at which each of them arrives, ascending.
         cache_salt: as in `Engine.add_request`.
     """
     engine, began = llm.engine, clock()

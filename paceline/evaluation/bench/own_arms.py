@@ -1,4 +1,4 @@
-"""From what a user writes to arms: drafters by name, configurations as JSON, URLs; plain decoding always twice."""
+"""Arms from the user's options: drafters by name, configurations as JSON, URLs; plain decoding is there twice."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -21,14 +21,14 @@ def specs_of(
     """Label to speculative configuration.
 
     Args:
-        drafts: names of drafters; ``NAME:MODEL`` lends a draft model.
-        lengths: numbers of draft tokens, an arm for each; none leaves the drafter's own.
+        drafts: names of drafters; ``NAME:MODEL`` adds a draft model.
+        lengths: draft lengths, one arm for each; without any, the drafter's default.
         spec_texts: ``LABEL={...}``, configurations as JSON.
         taken: labels of other arms.
-        shared: fields for all of them that they do not name, e.g. ``rule="p/q"``.
+        shared: default fields of all configurations, e.g. ``rule="p/q"``.
 
     Raises:
-        InvalidParameter: a text that cannot be read, or a label twice.
+        InvalidParameter: a text cannot be parsed, or a label occurs twice.
     """
     specs: dict[str, dict[str, Any]] = {}
     for draft in drafts:
@@ -54,14 +54,14 @@ def specs_of(
 
 
 def own_arms(llm: LLM, specs: Mapping[str, Mapping[str, Any]], raw: bool = False) -> tuple[list[Arm], dict[str, str]]:
-    """(plain decoding twice and every configuration that works, the others with what is wrong with them)."""
+    """(arms of plain decoding, twice, and of every configuration that works; label to error message of the others)."""
     arms: list[Arm] = [EngineArm(llm, label, PLAIN, _PLAIN_SPEC, raw) for label in (PLAIN, AGAIN)]
     skipped: dict[str, str] = {}
     for label, spec in specs.items():
         try:
             llm.drafting_with(spec).generate([[1] * 8], WARM_UP)
             arms.append(EngineArm(llm, label, PLAIN, spec, raw))
-        except Exception as error:  # whatever is wrong with one drafter, the others are measured
+        except Exception as error:  # a drafter that fails must not stop the others
             skipped[label] = str(error)
     return arms, skipped
 
@@ -69,15 +69,15 @@ def own_arms(llm: LLM, specs: Mapping[str, Mapping[str, Any]], raw: bool = False
 def url_arms(
     urls: Sequence[str], plain_urls: Sequence[str], raw: bool = False, own: Collection[str] = ()
 ) -> list[EndpointArm]:
-    """Arms of servers, each compared with its own plain server where one is named, else with plain decoding here.
+    """Arms of servers; the baseline of each is its own plain server if one is given, else plain decoding here.
 
     Args:
-        urls, plain_urls: ``LABEL=URL`` or ``LABEL=URL#MODEL``; a plain server has the label of the one it is plain for.
-        own: labels of the arms that run here, plain decoding among them; none where nothing runs here.
+        urls, plain_urls: ``LABEL=URL`` or ``LABEL=URL#MODEL``; a plain server has the label of its speculating server.
+        own: labels of the arms that run here, including plain decoding; empty if nothing runs here.
 
     Raises:
-        InvalidParameter: a text that cannot be read, a plain URL without its partner, nothing to compare with, or a
-            label of two arms.
+        InvalidParameter: a text cannot be parsed, a plain URL has no partner, an arm has no baseline, or a label occurs
+            twice.
     """
     named, plain = _addresses("url", urls, own), _addresses("plain_url", plain_urls)
     for label in plain:
@@ -98,7 +98,7 @@ def url_arms(
 
 
 def bases_of(arms: Sequence[Arm]) -> tuple[dict[str, str], dict[str, str]]:
-    """(arm to what it is compared with, base to the arm that is the same once more)."""
+    """(label of each arm to its baseline, baseline to its repetition)."""
     bases = {arm.label: arm.base for arm in arms}
     again = {base: f"{base} (again)" for base in bases.values() if f"{base} (again)" in bases}
     return bases, again
@@ -117,12 +117,12 @@ def _addresses(field: str, texts: Sequence[str], taken: Collection[str] = ()) ->
 
 
 def _check_free(field: str, label: str, taken: Collection[str]) -> None:
-    """Raise InvalidParameter for the name of another arm: figures of two would be one's."""
+    """Raise InvalidParameter if `label` is the label of another arm."""
     if label in taken:
         raise InvalidParameter(field, f"{label!r} is the name of another arm too", "give each a name of its own")
 
 
 def _is_class(draft: str) -> bool:
-    """``package.module:ClassName`` of a drafter of one's own."""
+    """Whether `draft` is the ``package.module:ClassName`` of a user's drafter."""
     module, _, name = draft.partition(":")
     return "." in module or name[:1].isupper()

@@ -1,6 +1,6 @@
-"""The file of a bench: one JSON line for what was asked of it, then one per arm and cell, so that nothing is lost.
+"""The file of a bench: one JSON line with its settings, then one per arm and cell, written at once.
 
-A run that is resumed reads its own lines and goes on where they end. Not for figures (`summary.py`).
+A resumed run reads these lines and measures the cells that are missing. Not for statistics (`summary.py`).
 """
 
 import json
@@ -20,20 +20,20 @@ _ANOTHER = "give the same options, or name another file"
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one arm did in one cell of one round.
+    """One arm's answers to one cell in one round.
 
     Attributes:
-        round, cell: numbers from 0.
+        round, cell: indices from 0.
         arm: its label.
         family: of the cell's prompts.
         temperature, concurrency: of the cell.
-        place: how many arms went before it in this cell.
+        place: number of arms that ran before it in this cell.
         seconds: from the first request of the cell to its last token.
         answers: one per prompt.
         clock: seconds since the bench began.
         load_average: of the machine when the cell began.
-        rate: requests a second, in an open loop.
-        joules: that the processor took meanwhile; None where that cannot be read.
+        rate: requests per second, in an open loop.
+        joules: energy of the processor in that time; None if it cannot be read.
     """
 
     round: int
@@ -52,12 +52,12 @@ class Measurement:
 
     @property
     def setting(self) -> tuple[float, int, float]:
-        """What cells of one table have in common: temperature, requests at once or in a cell, rate or 0."""
+        """The key of its table: (temperature, concurrent requests or those of an open cell, rate or 0)."""
         return self.temperature, self.concurrency, self.rate or 0.0
 
     @property
     def tokens(self) -> int:
-        """Of all answers."""
+        """Number of tokens of all answers."""
         return sum(answer.tokens for answer in self.answers)
 
     @property
@@ -67,14 +67,14 @@ class Measurement:
 
     @property
     def decode_seconds(self) -> float:
-        """From the first token of the cell to its last one; in an open loop of every answer by itself, added up."""
+        """Seconds from the first token of the cell to its last one; in an open loop, the sum over its answers."""
         if self.rate is not None:
             return max(sum(answer.seconds - answer.first_token_seconds for answer in self.answers), 1e-9)
         return max(self.seconds - min(answer.first_token_seconds for answer in self.answers), 1e-9)
 
     @property
     def whole_seconds(self) -> float:
-        """From the request on; in an open loop of every answer by itself, added up."""
+        """Seconds from the first request to the last token; in an open loop, the sum over its answers."""
         return self.seconds if self.rate is None else sum(answer.seconds for answer in self.answers)
 
 
@@ -83,10 +83,10 @@ class BenchFile:
 
     Args:
         path: None keeps everything in memory.
-        settings: all that decides a figure; a file that was begun with others is refused.
+        settings: all settings that affect the measurements; those in an existing file must be equal.
 
     Raises:
-        InvalidParameter: the file is none of a bench, or of another one.
+        InvalidParameter: the file is damaged, no bench, or has another version or other settings.
     """
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
@@ -103,14 +103,14 @@ class BenchFile:
             self._append({"format": FORMAT, "version": VERSION, "settings": self.settings})
 
     def add(self, cell: Iterable[Measurement]) -> None:
-        """The measurements of one whole cell."""
+        """Append the measurements of one complete cell."""
         kept = list(cell)
         self.measurements += kept
         for one in kept:
             self._append(asdict(one))
 
     def done(self) -> set[tuple[int, int]]:
-        """(round, cell) that every arm has answered."""
+        """(round, cell) of every cell that all arms have answered."""
         arms = {arm for arm in self.settings["arms"]}
         seen: dict[tuple[int, int], set[str]] = {}
         for one in self.measurements:
@@ -136,7 +136,7 @@ class BenchFile:
         self.measurements = [one for one in latest.values() if (one.round, one.cell) in whole]
 
     def _check(self, path: Path, head: str) -> None:
-        """Raise InvalidParameter unless the first line is that of a bench of the same settings."""
+        """Raise InvalidParameter unless the first line is that of a bench with the same version and settings."""
         try:
             first = json.loads(head)
         except ValueError:
@@ -154,12 +154,12 @@ class BenchFile:
 
 
 def digest_of(cells: Iterable[Cell]) -> str:
-    """SHA-256 of the prompts in their order and families: files of the same name may hold others."""
+    """SHA-256 of the prompts and families in order, since the content of a file of prompts may change."""
     return sha256(json.dumps([(cell.family, cell.prompts) for cell in cells]).encode()).hexdigest()
 
 
 def _measurement(values: Mapping[str, Any]) -> Measurement:
-    """A line of the file. Raises ValueError, KeyError, TypeError or AttributeError for what is none."""
+    """The measurement in a line. Raises ValueError, KeyError, TypeError or AttributeError if it is damaged."""
     answers = tuple(Answer.of_dict(answer) for answer in values["answers"])
     plain: dict[str, Any] = dict(values) | {"answers": answers}
     one = Measurement(**plain)
@@ -172,5 +172,5 @@ def _measurement(values: Mapping[str, Any]) -> Measurement:
 
 
 def _plain(value: Any) -> Any:
-    """As it comes back from JSON."""
+    """`value` written to JSON and read back."""
     return json.loads(json.dumps(value))

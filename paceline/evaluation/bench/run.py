@@ -1,4 +1,4 @@
-"""The loop of a bench: prompt by prompt, all arms, until prompts or minutes end or the precision is reached."""
+"""The loop of a bench: every cell by all arms, until all cells are done, time is up or the precision is reached."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,10 +23,10 @@ class Plan:
     """What is measured.
 
     Attributes:
-        cells: in the order they are asked, the same in every round.
-        rounds: times that all of them are asked, each from a cold start.
-        minutes: after which no cell begins; None for no limit.
-        precision: half-width of the interval, as a share, at which an arm counts as known; None to ask everything.
+        cells: in the order of measurement, the same in every round.
+        rounds: number of rounds, each from a cold start.
+        minutes: time after which no cell begins; None for no limit.
+        precision: relative half-width of the intervals at which the bench may stop; None to measure everything.
     """
 
     cells: Sequence[Cell]
@@ -40,7 +40,7 @@ class Plan:
         if self.rounds < 1:
             raise InvalidParameter("rounds", f"{self.rounds} is less than 1", "ask everything at least once")
         for cell in self.cells:
-            cell.params(len(cell.prompts) - 1)  # refuses what no request may ask for, before a model is loaded
+            cell.params(len(cell.prompts) - 1)  # raises for invalid sampling parameters before a model is loaded
             if cell.max_tokens < 2:
                 problem = f"{cell.max_tokens} leaves nothing to decode: the first token comes of reading the prompt"
                 raise InvalidParameter("max_tokens", problem, "let answers have at least 2")
@@ -57,10 +57,10 @@ def cells_of(
     max_tokens: int = 128,
     ignore_eos: bool = False,
 ) -> list[Cell]:
-    """Cells of all settings in turns: one prompt alone, or as many prompts of a family as are asked at once.
+    """Closed-loop cells, with all settings interleaved: each has as many prompts of one family as its concurrency.
 
     Raises:
-        InvalidParameter: a number of requests below 1, or one that no family has prompts for.
+        InvalidParameter: a concurrency below 1, or above the number of prompts of every family.
     """
     cells: list[Cell] = []
     groups = {size: _groups(prompts, size) for size in concurrency}
@@ -77,12 +77,13 @@ def open_cells_of(
     prompts: Sequence[Prompt], rates: Sequence[float], temperatures: Sequence[float] = (0.0,), seed: int | None = 0,
     max_tokens: int = 128, ignore_eos: bool = False,
 ) -> list[Cell]:  # fmt: skip
-    """Cells of an open loop: at each rate all prompts once, some after the other as they arrive, families mixed.
+    """Open-loop cells: at each rate and temperature all prompts once, in cells of equal size, families mixed.
 
-    A cell has as many requests as leave enough cells for an interval, at most `MOST_ARRIVALS`.
+    The size of a cell is at most `MOST_ARRIVALS`, and small enough for `LEAST_PROMPTS` cells if there are prompts for
+    two in each. Prompts that do not fill the last cell are left out.
 
     Raises:
-        InvalidParameter: a rate that is not above 0, or fewer prompts than two a cell.
+        InvalidParameter: a rate that is not above 0, or fewer than two prompts.
     """
     if not all(rate > 0 for rate in rates):
         raise InvalidParameter("rate", f"{list(rates)} are not all above 0", "give requests a second")
@@ -101,7 +102,7 @@ def open_cells_of(
 
 
 MIXED = "mixed"
-"""The family of cells that hold prompts of several."""
+"""The family of cells with prompts of several families."""
 
 
 def _groups(prompts: Sequence[Prompt], size: int) -> list[tuple[str, tuple[str, ...]]]:
@@ -129,16 +130,16 @@ def run_bench(
     clock: Callable[[], float] = time.monotonic,
     meter: EnergyMeter | None = None,
 ) -> str:
-    """Measure until something says stop; what was measured is in `file`.
+    """Measure the missing cells of `plan` and add them to `file`.
 
     Args:
         arms: the first of them is plain decoding.
-        progress: told ("round 1 of 2", cells done, cells).
+        progress: called with ("round 1 of 2", cells done, number of cells).
         clock: seconds.
-        meter: of energy; the machine's own when left out.
+        meter: of energy; None for this machine's.
 
     Returns:
-        Why it ended: ``all`` prompts asked, ``minutes`` or ``precision`` reached, or ``interrupted``.
+        Why it ended: ``all`` cells done, ``minutes`` or ``precision`` reached, or ``interrupted``.
     """
     started, done, meter = clock(), file.done(), meter or EnergyMeter()
     try:
@@ -164,7 +165,7 @@ def run_bench(
 def _measured(
     arms: Sequence[Arm], number: int, cell: Cell, now: float, meter: EnergyMeter
 ) -> list[Measurement]:  # fmt: skip
-    """One cell by every arm, in the order whose turn it is."""
+    """The measurements of one cell by every arm, in the cell's order of the balanced ones."""
     load, measured = load_average(), []
     for place, arm in enumerate(in_order(arms, number + cell.number)):
         before = meter.read()
@@ -180,7 +181,7 @@ def _measured(
 
 
 def is_known(arms: Sequence[Arm], file: BenchFile, precision: float) -> bool:
-    """Whether every arm's interval, at every setting, is as narrow as `precision`."""
+    """Whether every arm's interval at every setting has a relative half-width of at most `precision`."""
     settings = {one.setting for one in file.measurements}
     if len({one.cell for one in file.measurements}) < LEAST_PROMPTS * len(settings):
         return False

@@ -1,4 +1,4 @@
-"""A server as an arm of a bench: the prompts of a cell asked together, and what its counters say of them."""
+"""A server as an arm of a bench: concurrent requests, and statistics from its counters."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ class EndpointArm:
     """A server as an arm of a bench; see `bench.arms.Arm`.
 
     Args:
-        server: where.
+        server: the endpoint.
         label, base: as in `Arm`.
         raw: as in `complete`.
     """
@@ -25,12 +25,12 @@ class EndpointArm:
         self.is_here, self._salt = False, ""
 
     def begin(self, round_number: int) -> None:
-        """See `Arm`: a fresh cache salt where the server knows one, and a short answer to wake it."""
+        """See `Arm`: a new cache salt if the server supports it, and a short request to warm up."""
         self._salt = f"{self.label}-{round_number}"
         complete(self.server, "Hello.", SamplingParams(temperature=0, max_tokens=4), self._raw, self._extra)
 
     def answer(self, cell: Cell) -> tuple[float, list[Answer]]:
-        """See `Arm`; the prompts of a cell are asked together or as they arrive, each by a thread."""
+        """See `Arm`; a thread per prompt sends it at once or at its arrival time."""
         before = counters(self.server.url) if self.server.has_metrics else None
         started = time.perf_counter()
         with ThreadPoolExecutor(len(cell.prompts)) as threads:
@@ -50,7 +50,7 @@ class EndpointArm:
 
 
 def answers_from_a_cache(server: Server, raw: bool = False) -> bool | None:
-    """Whether a repeated prompt is answered much faster than the first time; None when the answer is too short."""
+    """Whether a repeated prompt takes less than half the time of the first; None if the answer has under 8 tokens."""
     prompt = f"Count from {time.time_ns() % 997} up to one hundred more, separated by commas."
     params = SamplingParams(temperature=0, max_tokens=24)
     first, second = (complete(server, prompt, params, raw) for _ in range(2))
@@ -58,7 +58,7 @@ def answers_from_a_cache(server: Server, raw: bool = False) -> bool | None:
 
 
 def _with_counters(answers: Sequence[Answer], before: Mapping[str, float], after: Mapping[str, float]) -> list[Answer]:
-    """The cell's drafts, from the server's counters, told with its first answer; nobody else may use the server."""
+    """`answers` with the cell's totals from the server's counters in the first one; valid without other users only."""
     grown = {name: int(after.get(name, 0.0) - before.get(name, 0.0)) for name in after}
     tokens, accepted = sum(answer.tokens for answer in answers), grown.get("accepted_tokens", 0)
     passes = max(tokens - len(answers) - accepted, 0)

@@ -1,4 +1,4 @@
-"""What a bench shows: a markdown table with a verdict line, one JSON object, and a page with plots."""
+"""Output of a bench: markdown tables with a verdict, a JSON object, and an HTML page with plots."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -17,7 +17,7 @@ HEADER = (
 
 
 TAILS = ("first token, 95 % (s)", "per token, 95 % (ms)")
-"""What an open loop shows besides: seconds that 95 % of the answers keep to."""
+"""Further columns of an open loop: 95th percentiles over the answers."""
 
 
 def header_of(table: Table) -> tuple[str, ...]:
@@ -27,7 +27,7 @@ def header_of(table: Table) -> tuple[str, ...]:
 
 
 def rows_of(table: Table) -> list[list[str]]:
-    """Cells under `header_of`; what an arm cannot tell is a dash."""
+    """The rows under `header_of`; unknown values are a dash."""
     return [
         [
             one.arm, _number(one.decode.ratio), _range(one.decode), _number(one.whole.ratio),
@@ -41,7 +41,7 @@ def rows_of(table: Table) -> list[list[str]]:
 
 
 def _more(table: Table) -> list[tuple[str, str, Callable[[float | None], str]]]:
-    """(header, field, how it is shown) of what only some runs can tell."""
+    """(header, field, formatter) of the optional columns for which some arm has a value."""
     columns = (
         ("in time", "in_time", _share),
         ("in time a second", "goodput", _number),
@@ -55,7 +55,7 @@ def _tails(one: ArmSummary, table: Table) -> list[str]:
 
 
 def title_of(table: Table) -> str:
-    """What the cells of a table have in common."""
+    """The title of a table: family, temperature, and concurrency or rate."""
     at_once = f", {table.concurrency} requests at once" if table.concurrency > 1 else ""
     if table.rate is not None:
         at_once = f", {table.rate:g} requests a second"
@@ -64,7 +64,7 @@ def title_of(table: Table) -> str:
 
 
 def verdict_of(table: Table) -> str:
-    """One sentence that says whether speculation pays."""
+    """A line that says whether speculation pays, or why that is unknown."""
     drafting = [one for one in table.arms if one.verdict not in ("baseline", "the baseline again: noise")]
     floor = table.noise_floor
     noise = "" if floor is None else f" Plain decoding against itself is within {100 * floor:.1f} % of 1 (noise)."
@@ -87,7 +87,7 @@ def verdict_of(table: Table) -> str:
 
 
 def markdown(tables: Sequence[Table]) -> str:
-    """All tables, the first with its verdict under it."""
+    """All tables in markdown; those of all prompts have their verdict below."""
     parts = []
     for table in tables:
         header = header_of(table)
@@ -100,7 +100,7 @@ def markdown(tables: Sequence[Table]) -> str:
 
 
 def as_json(tables: Sequence[Table], **more: Any) -> dict[str, Any]:
-    """The object that scripts read: the arms of the first table, and all tables under ``tables``."""
+    """The JSON object: the arms of the first table, all tables under ``tables``, and `more`."""
     first = tables[0]
     return {
         "arms": {one.arm: _arm(one) for one in first.arms},
@@ -122,7 +122,7 @@ def as_json(tables: Sequence[Table], **more: Any) -> dict[str, Any]:
 
 
 def page(title: str, tables: Sequence[Table], measurements: Sequence[Measurement], more: dict[str, Any]) -> str:
-    """One HTML file: verdicts, tables, and plots of ratios, acceptance by position, draft shares and drift."""
+    """An HTML page: verdict, tables, and plots of ratios, acceptance by position, draft shares and drift."""
     sections = [html.paragraph(verdict_of(tables[0]), "verdict"), html.paragraph(_READING, "note")]
     for table in tables:
         sections.append(html.heading(title_of(table)))
@@ -230,7 +230,7 @@ def _range(interval: Interval) -> str:
 
 
 def _known(ratio: float) -> float | None:
-    """As JSON has it: null where nothing was measured."""
+    """`ratio` for JSON: None instead of NaN."""
     return None if isnan(ratio) else ratio
 
 

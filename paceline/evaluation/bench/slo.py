@@ -1,4 +1,4 @@
-"""What a service promises its users, and how many answers keep it: goodput (DistServe, Zhong et al. 2024)."""
+"""Service level objectives on latency, and how many answers meet them (goodput: DistServe, Zhong et al. 2024)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ _UNITS = {"ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Times that an answer must keep; None for one that nobody promised.
+    """Latency limits of an answer; None for no limit.
 
     Attributes:
         ttft: seconds to the first token.
-        tpot: seconds for each token after it, on average over the answer.
+        tpot: mean seconds per token after it.
     """
 
     ttft: float | None = None
@@ -23,7 +23,7 @@ class Slo:
 
     @classmethod
     def of(cls, text: str) -> "Slo":
-        """From ``ttft=1s,tpot=80ms``, either or both. Raises InvalidParameter for anything else."""
+        """Parse ``ttft=1s,tpot=80ms``, either or both. Raises InvalidParameter for anything else."""
         times: dict[str, float] = {}
         for part in text.split(","):
             name, _, value = (each.strip() for each in part.partition("="))
@@ -38,11 +38,11 @@ class Slo:
         return cls(**times)
 
     def keeps(self, answer: Answer) -> bool:
-        """Whether an answer was in time."""
+        """Whether an answer meets the limits."""
         per_token = (answer.seconds - answer.first_token_seconds) / max(1, answer.tokens - 1)
         is_soon = self.ttft is None or answer.first_token_seconds <= self.ttft
         return is_soon and (self.tpot is None or per_token <= self.tpot)
 
     def share(self, answers: Sequence[Answer]) -> float:
-        """Of the answers, those that were in time."""
+        """Fraction of the answers that meet the limits."""
         return sum(map(self.keeps, answers)) / len(answers)

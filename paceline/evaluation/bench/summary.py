@@ -1,4 +1,4 @@
-"""From measurements to figures: per arm, family, temperature and number of requests at once, each with its interval."""
+"""Statistics of measurements with intervals: per arm, family, temperature, and concurrency or rate."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ LEVEL = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One place of a draft.
+    """Acceptance at one position of the draft.
 
     Attributes:
-        conditional: share accepted of those that were compared with the target.
-        marginal: share of all passes in which it was accepted; 1 plus their sum is the tokens per pass.
-        tested: how many were compared.
+        conditional: accepted fraction of the tested tokens.
+        marginal: fraction of all passes in which the position was accepted; 1 plus their sum is the tokens per pass.
+        tested: number of tested tokens.
     """
 
     conditional: float
@@ -33,27 +33,27 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """Figures of one arm over some cells. None stands for what the arm cannot tell.
+    """Statistics of one arm over some cells. What the arm does not report is None.
 
     Attributes:
-        arm, base: labels; `base` is what the ratios are over.
-        decode: tokens per second after the first token over the base's, all prompts together.
-        whole: the same from the request on, reading the prompt included.
-        typical: geometric mean of the prompts' own decode ratios.
-        tokens_per_second: of decoding.
+        arm, base: labels of the arm and of its baseline.
+        decode: ratio to the baseline in tokens per second after the first token, over all prompts.
+        whole: the same from the request on, prefill included.
+        typical: geometric mean of the prompts' decode ratios.
+        tokens_per_second: of decoding, the first token of each answer left out.
         tokens_per_pass: acceptance length; plain decoding is 1.
         acceptance: accepted / (accepted + rejected).
-        positions: by place in the draft.
-        wasted: drafted tokens that were not accepted, over those that were drafted.
-        draft_share: share of decoding time that drafting took.
+        positions: acceptance by position in the draft.
+        wasted: fraction of the drafted tokens that were not accepted.
+        draft_share: fraction of decoding time spent drafting.
         first_token_seconds: median.
-        first_token_95, per_token_95: seconds to the first token, and for each further one, that 95 % of answers keep.
-        identical, num_cells: cells whose answers are the base's, of all.
-        in_time: share of answers that keep the service's times; None where none were named.
-        goodput: answers in time per second of its cells; likewise.
-        joules_per_token: of the processor, prompts included; None where that cannot be read.
-        verdict: ``faster``, ``slower``, ``no difference shown``, ``too noisy``, ``baseline``, or what an
-            interval lacks.
+        first_token_95, per_token_95: 95th percentile of seconds to the first token, and per further token.
+        identical, num_cells: number of cells with the baseline's answers, and of all cells.
+        in_time: fraction of answers that meet the latency limits (`Slo`); None without limits.
+        goodput: answers that meet them per second of its cells; None without limits.
+        joules_per_token: of the processor, prefill included; None if it cannot be read.
+        verdict: ``faster``, ``slower``, ``no difference shown``, ``too noisy``, ``baseline``, ``the baseline again:
+            noise``, or why there is no interval.
     """
 
     arm: str
@@ -80,12 +80,12 @@ class ArmSummary:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All arms on one family at one temperature and one number of requests at once.
+    """All arms on one family at one temperature and one concurrency or rate.
 
     Attributes:
-        rate: requests a second, in an open loop; `concurrency` is then the requests of a cell.
-        noise_floor: how far from 1 the interval of plain decoding over itself reaches; None where it cannot be told.
-        precision: the noise floor that was asked for; None where any will do.
+        rate: requests per second of an open loop; `concurrency` is then the number of requests of a cell.
+        noise_floor: largest distance from 1 of the interval of plain decoding against itself; None if unknown.
+        precision: largest noise floor with verdicts; None for no limit.
     """
 
     family: str
@@ -98,7 +98,7 @@ class Table:
 
     @property
     def noise(self) -> str | None:
-        """What is wrong with the machine where it is too noisy for any verdict, None where it is not."""
+        """Why the machine is too noisy for verdicts; None if it is not."""
         floor, most = self.noise_floor, self.precision
         if most is None or (floor is not None and floor <= most):
             return None
@@ -118,14 +118,14 @@ def tables_of(
     precision: float | None = None,
     slo: Slo | None = None,
 ) -> list[Table]:
-    """A table for all prompts and one for every family, for every temperature and number of requests at once.
+    """Tables of all prompts and, if there are several, of every family, for every temperature and concurrency or rate.
 
     Args:
-        measurements: whole cells only.
-        bases: arm to the arm that its ratios are over.
-        again: base to the arm that is the same once more.
-        precision: a noise floor above it withholds verdicts.
-        slo: times that answers should keep.
+        measurements: of complete cells only.
+        bases: label of each arm to its baseline.
+        again: baseline to its repetition.
+        precision: largest noise floor with verdicts; None for no limit.
+        slo: latency limits.
     """
     tables = []
     for temperature, concurrency, rate in sorted({one.setting for one in measurements}):
@@ -141,7 +141,7 @@ def tables_of(
 
 
 def idle_arms(measurements: Sequence[Measurement], bases: dict[str, str], again: dict[str, str]) -> list[str]:
-    """Arms that tell what they draft, and drafted nothing: their speculation is off, or finds nothing here."""
+    """Arms that report drafted tokens but drafted none: speculation is off, or finds nothing in these prompts."""
     drafted: dict[str, int] = defaultdict(int)
     for one in measurements:
         for answer in one.answers:
@@ -151,7 +151,7 @@ def idle_arms(measurements: Sequence[Measurement], bases: dict[str, str], again:
 
 
 def pairs_of(measurements: Sequence[Measurement], arm: str, base: str, decode: bool) -> Pairs:
-    """Seconds and tokens per prompt, its rounds added up; cells that decoded nothing are left out."""
+    """Seconds and tokens per cell of both arms, summed over rounds; cells with a sum of 0 are left out."""
     sums: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(4))
     families: dict[int, str] = {}
     for one in measurements:
@@ -207,7 +207,7 @@ def _joules_per_token(own: Sequence[Measurement]) -> float | None:
 
 
 def _per_token(answer: Answer) -> float:
-    """Seconds for each token after the first."""
+    """Mean seconds per token after the first."""
     return (answer.seconds - answer.first_token_seconds) / max(1, answer.tokens - 1)
 
 
@@ -234,13 +234,13 @@ def _draft_share(answers: Sequence[Any]) -> float | None:
 
 
 def _ratio(part: int | None, *whole: int | None) -> float | None:
-    """`part` over the sum of `whole`; None where something is unknown or nothing was tested."""
+    """`part` / sum(`whole`); None if something is unknown or the sum is 0."""
     known = [number for number in whole if number is not None]
     return part / sum(known) if part is not None and len(known) == len(whole) and sum(known) else None
 
 
 def _sum(values: Any) -> int | None:
-    """None when any is unknown, or there is none."""
+    """The sum of `values`; None if it is empty or has a None."""
     known = list(values)
     return sum(known) if known and all(value is not None for value in known) else None
 
@@ -252,14 +252,14 @@ def _noise_floor(arms: Sequence[ArmSummary], again: dict[str, str]) -> float | N
 
 
 def _reach(interval: Interval) -> float | None:
-    """How far from 1 the interval reaches."""
+    """Largest distance of the interval's ends from 1; None without an interval."""
     if interval.low is None or interval.high is None:
         return None
     return max(abs(interval.high - 1), abs(1 - interval.low))
 
 
 def _judged(table: Table, bases: dict[str, str], again: dict[str, str]) -> tuple[ArmSummary, ...]:
-    """Its arms with verdicts, corrected for how many are compared."""
+    """The table's arms with verdicts, from p-values adjusted for the number of arms compared."""
     compared = [one for one in table.arms if one.arm not in (*again, *again.values()) and one.decode.p is not None]
     corrected = dict(zip((one.arm for one in compared), holm([one.decode.p or 0.0 for one in compared]), strict=True))
     judged = []
