@@ -4,18 +4,17 @@ A case file has ``num_devices``, ``mem_budget`` (bytes per device), ``models`` [
 ``profiles`` {type: [{op, pp, latency [s per stage], weight_mem [bytes per stage]}]}, and either ``arrivals`` (a CSV of
 time and model, its path relative to the case file; none may come after ``duration``, where that is given too) or
 ``duration`` in seconds (and ``seed``), for which arrivals are drawn at models' rates. A model without ``slo`` has no
-deadline; by ``weight`` and ``floor`` a planner chooses among models. A profile entry may have ``batch_latency`` {batch
+deadline; ``weight`` and ``floor`` are priorities of models. A profile entry may have ``batch_latency`` {batch
 size: [s per stage]}. A model may have ``draft`` {type, output_tokens, acceptance_rate, num_draft_tokens, verify_ratio,
 hand_over}; its own profile then holds seconds of one pass, the drafter's of one draft token.
 
-Where requests are generated token by token, profile entries have ``tokens`` (`TokenProfile`) and ``kv_bytes`` [bytes
+For requests that are generated token by token, profile entries have ``tokens`` (`TokenProfile`) and ``kv_bytes`` [bytes
 per token and device] in place of ``latency``, models ``prompt_tokens``, ``output_tokens`` (means), ``length_cv``,
-``slo_first`` and ``slo_token`` [s], and ``arrivals`` may have two more columns, tokens of prompt and answer.
+``slo_first`` and ``slo_token`` [s], and ``arrivals`` may have two more columns, numbers of tokens of prompt and answer.
 
-With several nodes of ``num_devices_per_node`` devices, splits whose tensor degree divides that are used: the ranks that
-share a layer are in one node. A key that is not in this list is refused. ``name`` names the case. What data sets say
-about themselves may be there too: ``n_requests`` and ``arrivals_sha256`` are compared with the arrivals; ``note`` and
-``policies`` are passed over.
+With several nodes of ``num_devices_per_node`` devices, only splits whose tensor degree divides that are used, so that
+the ranks of a layer are on one node. Unknown keys are refused. ``name`` names the case. Metadata of data sets may be
+there too: ``n_requests`` and ``arrivals_sha256`` are compared with the arrivals; ``note`` and ``policies`` are ignored.
 """
 
 import hashlib
@@ -58,7 +57,7 @@ _DEVICE_KEYS = ("type", "count", "mem_budget", "per_node", "price")
 _ALIKE_KEYS = ("num_devices", "mem_budget", "num_devices_per_node")
 
 MOST_BYTES = 1e18
-"""Of a device's memory, or of a stage's weights."""
+"""Largest memory of a device, and size of a stage's weights."""
 
 
 def read_case(path: str | Path) -> Case:
@@ -77,7 +76,7 @@ def case_from(values: dict[str, Any], folder: Path, name: str) -> Case:
     Args:
         values: the fields.
         folder: what `arrivals` is relative to.
-        name: of the case, when the fields give none.
+        name: of the case, if the fields give none.
     """
     only_known(values, _CASE_KEYS, "case")
     models = tuple(_read_model(i, model) for i, model in enumerate(field_of(values, "models", list)))
@@ -153,7 +152,7 @@ def _seed(values: dict[str, Any]) -> int:
 
 
 def _check_described(values: dict[str, Any], path: Path, workload: Workload) -> None:
-    """Refuse arrivals that are not those the case was made with, where it says so."""
+    """Raise InvalidParameter if the arrivals contradict ``n_requests``, ``duration`` or ``arrivals_sha256``."""
     if "n_requests" in values and whole_of(values, "n_requests") != workload.num_requests:
         problem = f"{path} has {workload.num_requests} requests, n_requests says {values['n_requests']}"
         raise InvalidParameter("arrivals", problem, "bring the whole file, or leave n_requests out")

@@ -1,8 +1,8 @@
-"""Targets and drafters placed together: whether to draft for each model, and where its drafter lives.
+"""Placing targets and drafters together: whether to draft for each model, and on which devices its drafter runs.
 
 Each model with a drafter has three profiles (`drafting.request_profile`): without it, with it on the target's devices,
 and with it on a device before them. The planner runs on cases in which every model has one of them, and the best plan
-decides. Models of one type and draft get the same place.
+is kept. Models of the same type and draft get the same place.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from paceline.placement.search import Plan, plan
 from paceline.placement.search.search import SearchProgress
 
 MOST_COMBINATIONS = 27
-"""Up to this number all are tried; beyond, one kind of model changes at a time, from the best place for all alike."""
+"""Up to this number all combinations are tried; beyond, coordinate search from the best single place for all kinds."""
 
 Kind = tuple[str, Drafting]
 Choice = tuple[Place, ...]
@@ -26,13 +26,13 @@ Choice = tuple[Place, ...]
 
 @dataclass(frozen=True)
 class CoPlan:
-    """A plan and where it puts drafters.
+    """A plan with the places of drafters.
 
     Attributes:
         case: the case that was planned, with the profiles that the places imply.
-        plan: planning_seconds are those of all combinations together.
+        plan: the best plan; its planning_seconds are the total of all combinations.
         places: by model index, for models with a drafter.
-        tried: attainment by combination, in the order tried; None where some model could not be served.
+        tried: (combination, attainment) in the order tried; None if some model could not be served.
     """
 
     case: Case
@@ -42,7 +42,7 @@ class CoPlan:
 
 
 def resolve(case: Case, places: Mapping[int, Place]) -> Case:
-    """`case` with a place for each drafter: profiles of whole requests, and no drafts left to decide.
+    """`case` with a place for each drafter: its models get profiles of whole requests, and `drafts` is empty.
 
     Raises:
         InvalidParameter: a place is missing, unknown, or given for a model without a drafter.
@@ -65,14 +65,14 @@ def resolve(case: Case, places: Mapping[int, Place]) -> Case:
 
 
 def coplan(case: Case, policy: str = "auto", *, time_budget: float | None = None, **options: Any) -> CoPlan:
-    """Plan `case` for every combination of places that is worth trying, and keep the best.
+    """Plan `case` for the combinations of places, all or by coordinate search, and return the best.
 
     Args:
-        policy, time_budget: as `plan` takes them; the time is shared out evenly.
+        policy, time_budget: as for `plan`; the time is divided evenly.
         options: further arguments of `plan`.
 
     Raises:
-        InvalidParameter: as `plan` does, when no combination can serve every model.
+        InvalidParameter: as `plan`, if no combination can serve every model.
     """
     search = _CoSearch(case, policy, time_budget, options)
     for choice in search.choices():
@@ -96,7 +96,7 @@ class _CoSearch:
         self.interrupted = False
 
     def choices(self) -> Iterator[Choice]:
-        """What to try next; later choices depend on how earlier ones fared."""
+        """The combinations to try; later ones depend on the results of earlier ones."""
         if self._all:
             yield from product(PLACES, repeat=len(self._kinds))
             return
@@ -108,7 +108,7 @@ class _CoSearch:
                 yield (*start[:kind], place, *start[kind + 1 :])
 
     def attempt(self, choice: Choice) -> None:
-        """Plan one combination, unless that was done."""
+        """Plan one combination, unless it was tried before."""
         if choice in self._plans:
             return
         self._plans[choice] = None
@@ -124,7 +124,7 @@ class _CoSearch:
             self._best = choice
 
     def result(self) -> CoPlan:
-        """The best of what was tried."""
+        """The best plan. Raises InvalidParameter if there is none."""
         if self._best is None:
             assert self._refusal is not None
             raise self._refusal
@@ -148,7 +148,7 @@ class _CoSearch:
         return {m: choice[self._kinds.index(_kind(self._case, m))] for m in self._case.drafts}
 
     def _reporter(self) -> SearchProgress | None:
-        """Progress over all combinations, with the best attainment of any."""
+        """A callback for `plan` that reports progress over all combinations, with the best attainment so far."""
         if self._progress is None:
             return None
         tell, done = self._progress, len(self._plans) - 1

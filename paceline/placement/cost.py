@@ -1,7 +1,7 @@
-"""What layers cost: from operations, bytes and links, or from a measured table of seconds by rows.
+"""Costs of layers: from operations, bytes and links (roofline), or from measured seconds by rows.
 
-A layer on t devices takes max(operations / peak, bytes / bandwidth) / t plus its all-reduces. Keys and values are left
-out: a pass here is one forward pass over a fixed number of tokens.
+A layer on t devices takes max(operations / peak, bytes / bandwidth) / t plus its all-reduces. Traffic of keys and
+values is ignored: a pass here is one forward pass over a fixed number of tokens.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ ALL_REDUCES_PER_LAYER = 2
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a device can do: `peak` operations and `bandwidth` bytes of its memory per second; `link` to its peers."""
+    """A device: operations per second, memory bandwidth in bytes/s, and link to its peers in bytes/s and seconds."""
 
     peak: float
     bandwidth: float
@@ -34,23 +34,23 @@ class Device:
             raise InvalidParameter("link_latency", f"{self.link_latency} is below 0", "give seconds")
 
     def send_seconds(self, num_bytes: float) -> float:
-        """One message to a peer."""
+        """Seconds of one message to a peer."""
         return self.link_latency + num_bytes / self.link_bandwidth
 
     def all_reduce_seconds(self, num_bytes: float, num_devices: int) -> float:
-        """A ring: 2 (n - 1) messages of bytes / n each; nothing on one device."""
+        """Seconds of a ring all-reduce: 2 (n - 1) messages of bytes / n each; 0 on one device."""
         return 2 * (num_devices - 1) * self.send_seconds(num_bytes / num_devices)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """What one layer does in a pass.
+    """The work of one layer in a pass.
 
     Attributes:
         operations: floating-point operations.
-        weight_bytes: read once per pass, kept in memory.
-        output_bytes: what goes to the next layer, and what an all-reduce joins.
-        all_reduces: how often the devices of a tensor-parallel layer join their sums.
+        weight_bytes: of its weights, which are read once per pass.
+        output_bytes: of its activations, sent to the next layer and summed by an all-reduce.
+        all_reduces: number of all-reduces under tensor parallelism.
     """
 
     operations: float
@@ -59,7 +59,7 @@ class LayerWork:
     all_reduces: int = ALL_REDUCES_PER_LAYER
 
     def seconds(self, device: Device, tensor: int) -> float:
-        """A pass through this layer on `tensor` devices."""
+        """Seconds of this layer in a pass on `tensor` devices."""
         alone = max(self.operations / device.peak, self.weight_bytes / device.bandwidth)
         return alone / tensor + self.all_reduces * device.all_reduce_seconds(self.output_bytes, tensor)
 
@@ -72,7 +72,7 @@ def transformer_layers(
     intermediate_size: int | None = None,
     bytes_per_parameter: float = 2.0,
 ) -> list[LayerWork]:
-    """The work of a plain transformer over `num_tokens` tokens: its layers, and a head over `vocab_size` words if any.
+    """The work of a plain transformer over `num_tokens` tokens: its layers, and a head if `vocab_size` > 0.
 
     A layer has 4 h^2 attention and 2 h f feed-forward parameters (f = 4 h when left out), costs 2 operations per
     parameter and token, and 4 h operations per pair of tokens in attention.
@@ -102,11 +102,11 @@ def analytic_costs(layers: Sequence[LayerWork], device: Device, tensor_degrees: 
 def measured_costs(
     seconds_by_rows: CostProfile, num_rows: int, num_layers: int, weight_mem: float, hand_over: float = 0.0
 ) -> LayerCosts:
-    """Costs of a model of equal layers whose whole pass was measured on one device.
+    """Costs of a model of equal layers, from measured passes of the whole model on one device.
 
     Args:
         seconds_by_rows: t(M), e.g. the ``prefill_cost`` of a `scheduling.profile.Profile` that `paceline tune` wrote.
-        num_rows: rows of a pass, tokens times batch.
+        num_rows: rows of a pass: tokens times batch size.
         weight_mem: bytes of the whole model.
         hand_over: seconds to send a pass's activations to the next stage.
     """

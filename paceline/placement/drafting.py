@@ -1,8 +1,9 @@
-"""`Drafting`: a drafter as the planner sees it, and what a generated request costs with it, wherever it lives.
+"""`Drafting`: a drafter for the planner, and the cost of a generated request with it, by the drafter's place.
 
-The simulator knows requests of one pass. A generated request becomes one: all its passes in a row. That keeps the work
-of every stage and the latency of a lone request; what it does not show is passes of several requests interleaving or
-sharing a batch (`serving_simulator.py` does, for one model). Choosing where drafters live is `coplacement.py`.
+The simulator has requests of one pass only. A generated request is modelled as a single one, with all its passes in
+a row. This keeps the work of every stage and the latency of a lone request, but does not model passes of several
+requests that interleave or share a batch (`serving_simulator.py` does, for one model). Choosing places is
+`coplacement.py`.
 """
 
 from collections.abc import Mapping
@@ -15,23 +16,23 @@ from paceline.theory.acceptance import expected_tokens
 from paceline.theory.checks import check_cost, check_count, check_positive, check_rate
 
 Place = Literal["plain", "together", "apart"]
-"""Where a drafter lives: nowhere (the target decodes alone), on the target's first stage, or on a stage before it."""
+"""Place of a drafter: none (plain decoding), on the devices of the target's first stage, or on a stage before it."""
 
 PLACES: tuple[Place, ...] = get_args(Place)
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """How a target is drafted for. Its profile then holds seconds of one target pass, the drafter's of one draft token.
+    """How a target is drafted for. Its profile then has seconds of a pass, the drafter's seconds of a draft token.
 
     Args:
         profile_type: key of the drafter's profile.
-        output_tokens: mean tokens that a request generates.
+        output_tokens: mean output tokens of a request.
         acceptance_rate: alpha, in [0, 1].
-        num_draft_tokens: drafted per target pass.
-        verify_ratio: a pass over num_draft_tokens + 1 rows over one of a single row.
-        hand_over: seconds per pass that tokens travel between a drafter and a target on different devices, both ways.
-        path: of the drafter's weights, for a cluster that is started from the plan; "" where they are not told.
+        num_draft_tokens: number of drafted tokens per target pass.
+        verify_ratio: t(num_draft_tokens + 1) / t(1), times of target passes by rows.
+        hand_over: seconds per pass to send tokens between drafter and target on different devices, both ways.
+        path: of the drafter's weights, for clusters started from the plan; "" if unknown.
 
     Raises:
         InvalidParameter: a number outside its range.
@@ -60,10 +61,10 @@ class Drafting:
         return self.output_tokens / float(expected_tokens(self.acceptance_rate, self.num_draft_tokens))
 
     def speculation(self, place: Place, given: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:
-        """How an engine drafts with the drafter in that place; None where nothing was said of it.
+        """The speculative configuration of an engine with the drafter in that place; None if unknown.
 
         Args:
-            given: what the case says of the model itself, e.g. of a head.
+            given: the configuration of the model in the case, e.g. with a head; it takes precedence unless plain.
         """
         if place == "plain":
             return "none"
@@ -75,11 +76,11 @@ class Drafting:
 def request_profile(
     name: str, target: ModelProfile, draft: ModelProfile, drafting: Drafting, place: Place
 ) -> ModelProfile:
-    """Seconds per stage of a whole request, for every split of `target`.
+    """A profile with the seconds per stage of a whole request, for every split of `target`.
 
-    Together, the drafter's weights lie on every device of the first stage, which drafts and then verifies. Apart, they
-    lie on a stage of their own before the target's, as wide as those: drafting one request overlaps with verifying
-    another, never with its own. `hand_over` keeps the drafter's stage busy. Batches are left out.
+    With ``together``, every device of the first stage has the drafter's weights, and drafts before it verifies. With
+    ``apart``, the drafter is a further stage before the target's, with the same tensor degree: drafting overlaps with
+    verifying other requests, never the same one. `hand_over` is work of the drafter's stage. Batches are dropped.
 
     Raises:
         InvalidParameter: the drafter has no profile for a target's tensor degree, nor for one device.
@@ -103,7 +104,7 @@ def request_profile(
 
 
 def check_drafts(drafts: Mapping[int, Drafting], num_models: int, profiles: Mapping[str, ModelProfile]) -> None:
-    """Refuse drafts for models that are not there, or by drafters without a profile."""
+    """Raise InvalidParameter for drafts of models that do not exist, or with drafters that have no profile."""
     for model, drafting in drafts.items():
         if not 0 <= model < num_models:
             raise InvalidParameter("draft", f"for model {model}, there are {num_models}", "use indices from 0")
@@ -117,7 +118,7 @@ def _times(latency: tuple[float, ...], factor: float) -> tuple[float, ...]:
 
 
 def _drafter(draft: ModelProfile, tensor: int) -> tuple[float, float]:
-    """Seconds of a draft token and bytes per device: as wide as the target where profiled, else a copy per device."""
+    """(seconds of a draft token, bytes per device), at the target's tensor degree if profiled, else of one device."""
     width = ParallelConfig(tensor, 1)
     stages = draft.stages(width if width in draft.entries else ParallelConfig(1, 1))
     return stages.latency[0], stages.weight_mem[0]

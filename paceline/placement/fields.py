@@ -1,7 +1,7 @@
-"""Fields of case, plan and trace files, read strictly: what cannot be used is refused in one line that names it.
+"""Strict reading of fields of case, plan and trace files; errors are InvalidParameter and name the field.
 
-A misspelt key, a number that is not finite and a share of a whole number are refused, never passed over. Not for flags
-of a request (`paceline/limits.py`), nor for what fields mean together (`case_file.py`, the plain data themselves).
+Unknown keys, numbers that are not finite and fractions where whole numbers are expected are errors, never ignored. Not
+for flags of a request (`paceline/limits.py`), nor for checks across fields (`case_file.py` and the data classes).
 """
 
 import difflib
@@ -16,24 +16,24 @@ from paceline.errors import InvalidParameter
 from paceline.limits import unrepeated
 
 MOST_CHARACTERS = 1000
-"""Of a name or a path."""
+"""Largest length of a name or a path."""
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 60
 
 
 def shown(value: Any) -> str:
-    """A value in a message: short, however large it is."""
+    """The abbreviated repr of a value, for messages."""
     return _REPR.repr(value)
 
 
 def label_of(name: str, where: str = "") -> str:
-    """Name of a field as messages have it."""
+    """Name of a field in messages, with the place it is in."""
     return f"{where}.{name}" if where else name
 
 
 def only_known(values: Mapping[Any, Any], known: Collection[str], where: str) -> None:
-    """Refuse keys that mean nothing, with the known one that was probably meant."""
+    """Raise InvalidParameter for an unknown key, suggesting the most similar known one."""
     for key in values:
         if key in known:
             continue
@@ -43,7 +43,7 @@ def only_known(values: Mapping[Any, Any], known: Collection[str], where: str) ->
 
 
 def field_of(values: Mapping[str, Any], name: str, kind: type, where: str = "") -> Any:
-    """A field that must be there and of that kind."""
+    """The value of a required field of type `kind`."""
     if not isinstance(values.get(name), kind):
         found = shown(values[name]) if name in values else "missing"
         raise InvalidParameter(label_of(name, where), found, f"give a {kind.__name__}")
@@ -51,7 +51,7 @@ def field_of(values: Mapping[str, Any], name: str, kind: type, where: str = "") 
 
 
 def text_of(values: Mapping[str, Any], name: str, default: str | None = None, where: str = "") -> str:
-    """Text of 1 to `MOST_CHARACTERS` characters; a number counts as its digits, as YAML reads a model called 7."""
+    """A text of 1 to `MOST_CHARACTERS` characters; numbers are converted, since YAML reads a model named 7 as one."""
     value = values.get(name, default)
     is_text = isinstance(value, str) or (isinstance(value, int | float) and abs(value) < 2**63)
     if isinstance(value, bool) or not is_text or not 0 < len(str(value).strip()) <= MOST_CHARACTERS:
@@ -63,7 +63,7 @@ def text_of(values: Mapping[str, Any], name: str, default: str | None = None, wh
 def number_of(
     values: Mapping[str, Any], name: str, default: float | None = None, where: str = "", most: float = math.inf
 ) -> float:
-    """A finite number of at most `most` in size. A string of one counts: YAML reads 2.0e9 as one."""
+    """A finite number of absolute value at most `most`; strings are converted, since YAML reads 2.0e9 as one."""
     value = values.get(name, default)
     try:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -82,7 +82,7 @@ def number_of(
 def whole_of(
     values: Mapping[str, Any], name: str, default: int | None = None, where: str = "", most: float = 2**53
 ) -> int:
-    """A whole number of at most `most`."""
+    """A whole number of absolute value at most `most`."""
     number = number_of(values, name, default, where, most)
     if not number.is_integer():
         raise InvalidParameter(label_of(name, where), f"{number}", "give a whole number")
@@ -100,7 +100,7 @@ def read_mapping(path: Path, field: str = "case") -> dict[str, Any]:
     """The mapping in a JSON or YAML file.
 
     Raises:
-        InvalidParameter: it cannot be read or parsed, says a key twice, or holds no mapping.
+        InvalidParameter: it cannot be read or parsed, has a duplicate key, or is no mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -133,9 +133,9 @@ def _parse_yaml(text: str) -> Any:
 
 
 def _mappings(node: Any, seen: set[int]) -> Iterator[list[tuple[str, str]]]:
-    """Keys of every mapping below a YAML node, with their types: PyYAML keeps the last of those given twice.
+    """(key, tag) pairs of every mapping below a YAML node, to find duplicates, of which PyYAML keeps the last.
 
-    What `<<` brings is not among them and may be given anew.
+    Keys merged in by `<<` are not included; they may be overridden.
     """
     if node is None or id(node) in seen or isinstance(node.value, str):
         return

@@ -1,4 +1,4 @@
-"""`PlacedModel`: a model as the planner sees it, a profile with traffic and a deadline. It holds no weights."""
+"""`PlacedModel`: a model for the planner: a profile with traffic and a deadline, without weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from typing import Any
 from paceline.errors import InvalidParameter
 
 NO_SLO = 1e9
-"""A deadline, in seconds, that stands for none: from here on every request is in time and mean latency is compared."""
+"""Deadlines from this many seconds on count as none: every request is in time, and plans compare by mean latency."""
 
 
 MAX_WEIGHT = 1e6
 MAX_CV = 1000.0
-"""Of gaps: beyond it they are below what a float can add to a time, and a drawn stream would never end."""
+"""Largest CV of gaps; beyond, gaps are too small to change a float time, and drawing a stream would not end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +20,17 @@ class PlacedModel:
     """One of the models that share a cluster.
 
     Args:
-        name: what requests call it; unique in a case.
+        name: its name in requests; unique in a case.
         profile_type: key of its profile. Models of one type have equal latencies and sizes.
         rate: mean requests per second.
         cv: coefficient of variation of the gaps between arrivals; 1 is Poisson, larger is burstier.
-        slo: seconds from arrival to answer that a request may take; `NO_SLO` for none.
-        path: where its weights are; None where planning is all that is wanted.
-        speculative: how its engines draft (`SpeculativeConfig.of`), for clusters that are started from the plan.
-        prompt_tokens, output_tokens: mean tokens of its requests where they are generated token by token; of these,
-            `length_cv` is the coefficient of variation.
+        slo: largest latency of a request in seconds; `NO_SLO` for none.
+        path: of its weights; None for planning only.
+        speculative: configuration of its engines (`SpeculativeConfig.of`), for clusters started from the plan.
+        prompt_tokens, output_tokens: mean tokens of requests that are generated token by token, with coefficient of
+            variation `length_cv`.
         slo_first, slo_token: seconds from arrival to the first token, and per further token; infinite for none.
-        weight: of a request in time, over others'. floor: attainment that a plan should give it before all else.
+        weight: of its requests in the attainment. floor: attainment that a plan should reach for it with priority.
 
     Raises:
         InvalidParameter: a negative rate or cv, a deadline or weight that is not above 0, or a floor outside [0, 1].

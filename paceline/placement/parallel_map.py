@@ -1,7 +1,7 @@
-"""When model parallelism pays: attainment with it against selective replication, over two of memory, rate, CV and SLO.
+"""When model parallelism pays: its attainment against selective replication's, over two of memory, rate, CV and SLO.
 
-Both sides are searched anew for each cell: every group split over several devices, and every group a single device
-(Li et al. 2023, AlpaServe, section 3). Not a plan: real plans mix both (`search/`).
+For each cell, both sides are searched: groups of several devices only, and groups of a single device only (Li et al.
+2023, AlpaServe, section 3). Not a plan: real plans mix both (`search/`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ FACTORS: dict[str, tuple[float, ...]] = {
     "cv": (0.33, 0.67, 1.0, 1.5, 2.0),
     "slo": (0.3, 0.5, 1.0, 2.0, 4.0),
 }
-"""The axes, and what the case's own values are multiplied by along them unless told otherwise."""
+"""The axes, with default factors of the case's values along them."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class ParallelMap:
 
     @property
     def gain(self) -> list[list[float]]:
-        """[y][x], points of attainment that model parallelism adds; negative where replication is better."""
+        """[y][x] percentage points of attainment gained by model parallelism; negative where replication is better."""
         rows = zip(self.parallel, self.replicated, strict=True)
         return [[100 * (a - b) for a, b in zip(*row, strict=True)] for row in rows]
 
     def heat_map(self) -> HeatMap:
-        """To draw."""
+        """The gains as a heat map."""
         return HeatMap(
             title="When model parallelism pays",
             x_label=f"{self.axes[0]}, times the case's",
@@ -61,7 +61,7 @@ class ParallelMap:
         )
 
     def table(self) -> Table:
-        """Points of attainment gained, one row per y."""
+        """The gains as a table, one row per y."""
         columns = (f"{self.axes[1]} \\ {self.axes[0]}", *(f"{value:g}" for value in self.x))
         rows = tuple((y, *row) for y, row in zip(self.y, self.gain, strict=True))
         return Table("Points of attainment that model parallelism adds", columns, rows)
@@ -79,13 +79,13 @@ def parallel_map(
     Args:
         case: scaled along the axes; its models need deadlines.
         axes: two names of `FACTORS`.
-        factors: by axis, in place of those of `FACTORS`.
-        seed: of the arrivals that are drawn where burstiness is an axis.
-        progress: told how many of how many cells are done.
+        factors: by axis, instead of those of `FACTORS`.
+        seed: of the arrivals drawn if ``cv`` is an axis.
+        progress: called with (cells done, number of cells).
 
     Raises:
-        InvalidParameter: unknown or equal axes, a factor not above 0, no deadline, undecided drafters, or a model that
-            is profiled on single devices only.
+        InvalidParameter: unknown or equal axes, a factor not above 0, no deadline, drafters without a place, or a model
+            profiled on single devices only.
     """
     given = {axis: tuple(map(float, (factors or {}).get(axis, FACTORS.get(axis, ())))) for axis in axes}
     _check(case, axes, given)
@@ -134,7 +134,7 @@ def _check(case: Case, axes: tuple[str, str], factors: Mapping[str, tuple[float,
 
 
 def _without_single_devices(case: Case) -> Case:
-    """The case with every model split over several devices."""
+    """The case without splits on a single device. Raises InvalidParameter if a model has no other."""
     profiles = {}
     for name in {model.profile_type for model in case.models}:
         entries = {split: s for split, s in case.profiles[name].entries.items() if split.num_devices > 1}

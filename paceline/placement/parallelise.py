@@ -1,9 +1,9 @@
-"""Where to cut a model into stages, and over how many devices to spread each: the slowest stage as fast as can be.
+"""Splitting a model's layers into stages with tensor degrees, so that the slowest stage is as fast as possible.
 
 The inter-operator pass of AlpaServe (Li et al. 2023, section 4.1, after Alpa): a dynamic programme over layers that
 minimises the maximum stage latency, because that bounds the throughput of a pipeline that only runs forward. Layers
-are profiled one by one and summed, so K layers cost K profiles and not K^2. Not the place for what a layer costs
-(`cost.py`) or for which models share devices (`search/`).
+are profiled individually and summed, so K layers take K profiles and not K^2. Not for costs of layers (`cost.py`) or
+for which models share devices (`search/`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ from paceline.placement.profile import ModelProfile, ParallelConfig, Stages
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """What the layers of a model cost, one by one.
+    """The costs of each layer of a model.
 
     Args:
-        seconds: tensor degree to float64 [layers], a pass through each layer on that number of devices.
-        weight_mem: float64 [layers], bytes, all devices together.
+        seconds: tensor degree to float64 [layers], seconds of each layer in a pass on that number of devices.
+        weight_mem: float64 [layers], bytes on all devices together.
         hand_over: float64 [layers], seconds to send a layer's output to another stage.
 
     Raises:
@@ -45,11 +45,11 @@ class LayerCosts:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model."""
+        """Number of layers of the model."""
         return len(self.weight_mem)
 
     def stage_seconds(self, first: int, end: int, tensor: int) -> float:
-        """Seconds of layers first .. end - 1 on `tensor` devices, sending their output on included."""
+        """Seconds of layers first .. end - 1 on `tensor` devices, including sending their output to the next stage."""
         sent = 0.0 if end == self.num_layers else float(self.hand_over[end - 1])
         return float(self.seconds[tensor][first:end].sum()) + sent
 
@@ -70,18 +70,18 @@ def split_layers(
     tensor_degrees: Sequence[int] | None = None,
     mem_budget: float = float("inf"),
 ) -> list[Stage]:
-    """Contiguous stages over exactly `num_devices` devices with the smallest slowest stage.
+    """Contiguous stages over exactly `num_devices` devices that minimise the latency of the slowest stage.
 
     F(s, k, d) = min over i, t of max(F(s - 1, i, d - t), latency of layers i .. k on t devices): s stages, the first k
-    layers, d devices. A stage whose weights do not fit on its devices is no choice.
+    layers, d devices. Stages whose weights do not fit on their devices are excluded.
 
     Args:
-        tensor_degrees: devices a stage may have; all that were profiled when left out. A single one gives equal stages
-            of devices (not of layers).
+        tensor_degrees: allowed devices per stage; None for all that were profiled. A single one gives every stage
+            as many devices, not as many layers.
         mem_budget: bytes per device.
 
     Raises:
-        InvalidParameter: more stages than layers, a degree without costs, or nothing that fits.
+        InvalidParameter: more stages than layers, a degree without costs, or no split that fits.
     """
     degrees = sorted(costs.seconds) if tensor_degrees is None else sorted(set(tensor_degrees))
     _check_split(costs, num_stages, degrees)
@@ -119,7 +119,7 @@ def _segments(costs: LayerCosts, tensor: int, mem_budget: float) -> np.ndarray:
     time = np.concatenate([[0], np.cumsum(costs.seconds[tensor])])
     size = np.concatenate([[0], np.cumsum(costs.weight_mem)]) / tensor
     sent = np.concatenate([[0], costs.hand_over])
-    sent[-1] = 0  # the last stage answers, it sends nothing on
+    sent[-1] = 0  # the last stage sends nothing
     seconds = time[None, :] - time[:-1, None] + sent[None, :]
     fits = size[None, :] - size[:-1, None] <= mem_budget
     return np.where(fits, seconds, np.inf)
@@ -146,8 +146,8 @@ def profile_from_layers(
 
     Args:
         mem_budget: bytes per device.
-        batches: the same layers' costs at batch sizes above 1; cuts are chosen at size 1.
-        mixed: let the stages of a split have different tensor degrees, `ParallelConfig.tensor` on average.
+        batches: batch size above 1 to the same layers' costs; stages are chosen at size 1.
+        mixed: stages may differ in tensor degree, with mean `ParallelConfig.tensor`.
 
     Raises:
         InvalidParameter: no split fits.

@@ -1,9 +1,9 @@
-"""How long the stages of a pipeline stand idle because micro-batches differ, and which difference it was.
+"""Pipeline bubbles: idle time of stages because micro-batches differ, by the kind of difference.
 
-The published setting (Agrawal et al. 2023, SARATHI): as many micro-batches as stages are under
-way, each with requests of its own, and a micro-batch enters again when its tokens have left the last stage. Equal ones
-keep every stage busy. The real scheduler plans each micro-batch; a pass only takes time. Not for requests of one pass
-each on many models (`simulator/`), nor for arrivals (`serving_simulator.py`): here everybody is there at the start.
+The setting of Agrawal et al. 2023 (SARATHI): there are as many micro-batches as stages, each with its own requests, and
+a micro-batch enters again after leaving the last stage. Equal micro-batches keep every stage busy. The real scheduler
+plans each micro-batch; passes are simulated as durations. Not for requests of one pass on many models (`simulator/`),
+nor for arrivals (`serving_simulator.py`): here all requests are there at the start.
 """
 
 from collections import deque
@@ -19,17 +19,17 @@ from paceline.placement.scheduled import context_per_row, refuse_prefix_caching,
 from paceline.scheduling import PagePool, Scheduler, SchedulerConfig, StepPlan, StepResult
 
 StageSeconds = Callable[[StepPlan], float]
-"""Seconds that one stage works on a micro-batch; all stages are alike."""
+"""Seconds of one stage for a micro-batch; all stages are equal."""
 
 Kind = Literal["prefill_lengths", "prefill_decode", "contexts", "drain"]
-"""Why a stage waited. The first three are the paper's PB1 (both micro-batches prefill, different numbers of tokens),
-PB2 (one prefills, the other does not) and PB3 (they differ only in their decodes: how many, with how much
-context); ``drain`` is the end, when there are fewer micro-batches than stages."""
+"""Cause of a bubble. The first three are the paper's PB1 (both micro-batches prefill, different numbers of tokens), PB2
+(one prefills, the other does not) and PB3 (they differ only in their decodes: number or context); ``drain`` is at the
+end, when there are fewer micro-batches than stages."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One pass of some requests, and the seconds it takes in each stage."""
+    """One pass of some requests, with its seconds per stage."""
 
     prompt_tokens: int
     requests: tuple[int, ...]
@@ -37,13 +37,13 @@ class MicroBatch:
 
     @classmethod
     def of(cls, plan: StepPlan, seconds: float) -> "MicroBatch":
-        """What `plan` computes."""
+        """The micro-batch of `plan`."""
         prompt_tokens = sum(grant.num_prefill_tokens for grant in plan.grants)
         return cls(prompt_tokens, tuple(int(grant.request.request_id) for grant in plan.grants), seconds)
 
 
 def kind_of(left: MicroBatch, awaited: MicroBatch) -> Kind:
-    """Why a stage that `left` has left waits for `awaited`."""
+    """Cause of a stage's idle time after `left` and before `awaited`."""
     if bool(left.prompt_tokens) != bool(awaited.prompt_tokens):
         return "prefill_decode"
     return "contexts" if left.prompt_tokens == awaited.prompt_tokens else "prefill_lengths"
@@ -51,15 +51,15 @@ def kind_of(left: MicroBatch, awaited: MicroBatch) -> Kind:
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """What became of it. All but `seconds` are summed over stages.
+    """Result of a simulation. `busy` and bubbles are summed over stages.
 
     Attributes:
         seconds: from the start to the last token.
-        busy: seconds that stages worked.
-        bubbles: seconds that stages stood idle between two micro-batches, by cause.
-        request_bubbles: float64 [requests], those of them right before the micro-batches of each request.
+        busy: seconds of work.
+        bubbles: idle seconds between two micro-batches, by cause.
+        request_bubbles: float64 [requests], bubbles directly before the micro-batches of each request, without drain.
         num_tokens: prompt and output tokens of all requests.
-        num_batches: micro-batches.
+        num_batches: number of passes of micro-batches.
     """
 
     seconds: float
@@ -71,12 +71,12 @@ class PipelineResult:
 
     @property
     def throughput(self) -> float:
-        """Tokens per second, those of prompts included."""
+        """Prompt and output tokens per second."""
         return self.num_tokens / self.seconds
 
     @property
     def bubble_share(self) -> float:
-        """Idle share of the stages' time while all micro-batches were under way."""
+        """Idle fraction of the stages' time, without the drain."""
         idle = sum(seconds for kind, seconds in self.bubbles.items() if kind != "drain")
         return idle / (self.busy + idle)
 
@@ -87,10 +87,10 @@ def simulate_pipeline(
     """Run requests of (prompt, output) tokens through `num_stages` stages, first come, first served.
 
     Args:
-        config: of each micro-batch; `max_num_seqs` requests at most are in one. Memory is made for as many.
+        config: of each micro-batch's scheduler; one has at most `max_num_seqs` requests, and memory for all of them.
 
     Raises:
-        InvalidParameter: no requests or stages, one that is too long, or prefix caching: all tokens are equal here.
+        InvalidParameter: no requests or stages, a request that is too long, or prefix caching is on.
     """
     if not lengths or num_stages < 1:
         problem = f"{len(lengths)} requests through {num_stages} stages"
@@ -123,7 +123,7 @@ def arithmetic_stage(
 
 
 def measured_stage(pass_seconds: Callable[[int, float], float], num_stages: int) -> StageSeconds:
-    """Seconds of a stage that holds an equal share of a model with a known t(rows, context), e.g. a `CostProfile`."""
+    """Seconds of a stage with an equal share of a model, from its t(rows, context), e.g. a `CostProfile`."""
 
     def seconds(plan: StepPlan) -> float:
         return pass_seconds(plan.num_rows, context_per_row(plan.grants)) / num_stages
@@ -132,7 +132,7 @@ def measured_stage(pass_seconds: Callable[[int, float], float], num_stages: int)
 
 
 class _Lane:
-    """One of the micro-batches under way: its scheduler, its last pass, and when that left the pipeline."""
+    """One micro-batch: its scheduler, its last pass, and when that left the pipeline."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.scheduler = Scheduler(config, PagePool(config.max_num_seqs, config.max_model_len))  # a page per request
@@ -141,7 +141,7 @@ class _Lane:
         self.left = 0.0
 
     def commit(self) -> None:
-        """The tokens of the last pass have come out."""
+        """Update the scheduler with the tokens of the last pass."""
         results = [
             StepResult(g.request.request_id, g.num_prefill_tokens, (0,) * g.needs_logits) for g in self.plan.grants
         ]
@@ -153,7 +153,7 @@ class _Lane:
 
 
 class _Pipeline:
-    """One simulation under way."""
+    """The state of a simulation."""
 
     def __init__(
         self, lengths: Sequence[tuple[int, int]], config: SchedulerConfig, num_stages: int, stage_seconds: StageSeconds
@@ -168,7 +168,7 @@ class _Pipeline:
         self.request_bubbles = np.zeros(len(lengths))
 
     def run(self) -> PipelineResult:
-        """Micro-batches leave in the order they entered, so they take turns."""
+        """Run to the end. Micro-batches leave in the order they entered, so they take turns."""
         while self.lanes:
             lane = self.lanes.popleft()
             lane.commit()
@@ -186,7 +186,7 @@ class _Pipeline:
         lane.plan = lane.scheduler.schedule(lane.left)
         batch = lane.batch = MicroBatch.of(lane.plan, self.stage_seconds(lane.plan))
         starts = self._starts(lane.left, batch.seconds)
-        if under_way:  # the first of all fills the pipeline
+        if under_way:  # the very first micro-batch fills the pipeline
             self._account([start - free for start, free in zip(starts, self.free, strict=True)], batch, under_way)
         self.free = [start + batch.seconds for start in starts]
         lane.left = self.free[-1]
@@ -194,7 +194,7 @@ class _Pipeline:
         self.num_batches += 1
 
     def _starts(self, ready: float, seconds: float) -> list[float]:
-        """When each stage begins with a micro-batch that is `ready` to enter."""
+        """Start time at each stage of a micro-batch that can enter at `ready`."""
         starts = []
         for free in self.free:
             starts.append(max(ready, free))
@@ -202,10 +202,10 @@ class _Pipeline:
         return starts
 
     def _account(self, gaps: list[float], batch: MicroBatch, under_way: list[MicroBatch]) -> None:
-        """Say why each stage stood idle before `batch`.
+        """Attribute the idle time `gaps` [stages] before `batch` to causes.
 
-        The first stage waits for tokens to return, which the slowest micro-batch ahead holds up. Later stages inherit
-        that wait; what they wait beyond it is for `batch` itself.
+        The first stage waits for tokens to return, delayed by the slowest micro-batch ahead. Later stages inherit
+        that wait; any further wait is for `batch` itself.
 
         Args:
             under_way: the last micro-batch of every lane, oldest first.
@@ -218,7 +218,7 @@ class _Pipeline:
             self._idle(gap - inherited, kind_of(last, batch), batch)
 
     def _idle(self, seconds: float, kind: Kind, batch: MicroBatch) -> None:
-        """A stage stood idle before `batch`."""
+        """Count idle seconds of a stage before `batch`."""
         if seconds <= 0:
             return
         draining = len(self.lanes) + 1 < self.num_stages

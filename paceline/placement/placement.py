@@ -1,6 +1,6 @@
-"""`Placement`: which devices work together as a group, how, and which models each group holds; and what makes it valid.
+"""`Placement`: groups of devices, their parallelism and their models; and the check that a cluster can hold it.
 
-Plain data: searching for a good one is `search/`, telling how it fares is `simulator/`.
+Plain data: searching for a good one is `search/`, simulating it is `simulator/`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from paceline.placement.profile import ModelProfile, ParallelConfig
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Devices that run every model they hold split in the same way.
+    """Devices that hold some models, all of them split in the same way.
 
     `models` are indices into the case's list, in increasing order.
     """
@@ -40,7 +40,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Groups in order; the order decides ties between equally loaded groups."""
+    """Groups in order; the order breaks ties between equally loaded groups."""
 
     groups: tuple[Group, ...] = ()
 
@@ -48,7 +48,7 @@ class Placement:
     def from_lists(cls, groups: Sequence[Sequence]) -> "Placement":
         """From ``[[tensor degree, pipeline degree, [model indices]], ...]``, the form of a plan file.
 
-        Where devices differ, their type comes last: ``[1, 2, [0, 3], "l4"]``.
+        With several types of devices, the type comes last: ``[1, 2, [0, 3], "l4"]``.
         """
         remedy = "write [[tensor, pipeline, [model indices]], ...]"
         if isinstance(groups, str | Mapping) or not isinstance(groups, Iterable):
@@ -68,7 +68,7 @@ class Placement:
         return cls(tuple(made))
 
     def to_lists(self) -> list[list]:
-        """What `from_lists` reads."""
+        """The lists that `from_lists` reads."""
         return [
             [group.parallel.tensor, group.parallel.pipeline, list(group.models), *filter(None, [group.parallel.device])]
             for group in self.groups
@@ -76,11 +76,11 @@ class Placement:
 
     @property
     def num_devices(self) -> int:
-        """Devices of all groups."""
+        """Number of devices of all groups."""
         return sum(group.parallel.num_devices for group in self.groups)
 
     def replicas(self, num_models: int) -> list[int]:
-        """How many groups hold each model."""
+        """Number of groups that hold each model, [num_models]."""
         counts = [0] * num_models
         for group in self.groups:
             for model in group.models:
@@ -89,14 +89,14 @@ class Placement:
 
 
 def _whole(value: Any) -> int:
-    """A degree or an index, as it is: 1.9 is none."""
+    """A degree or an index as int. Raises ValueError for fractions such as 1.9, which are not rounded."""
     if isinstance(value, bool) or value != int(value) or not 0 <= value < 2**31:
         raise ValueError(f"{shown(value)} is no whole number from 0")
     return int(value)
 
 
 def group_mem(group: Group, models: Sequence[PlacedModel], profiles: Mapping[str, ModelProfile]) -> tuple[float, ...]:
-    """Bytes per stage on each of the stage's devices, all models of the group together."""
+    """Bytes per device of each stage, summed over the models of the group."""
     held = [0.0] * group.parallel.pipeline
     for model in group.models:
         stages = profiles[models[model].profile_type].stages(group.parallel)
@@ -110,13 +110,13 @@ def validate(
     models: Sequence[PlacedModel],
     profiles: Mapping[str, ModelProfile],
 ) -> None:
-    """Refuse a placement that the cluster cannot hold.
+    """Raise InvalidParameter for a placement that the cluster cannot hold.
 
-    Memory is checked per device: the fullest stage of a group counts, not the group's total.
+    Memory is checked per device, at the fullest stage of each group.
 
     Raises:
         InvalidParameter: more devices than there are, stages that fit no node, an unknown model, a split without a
-            profile, or a full device.
+            profile, or a device without enough memory.
     """
     for device in sorted({group.parallel.device for group in placement.groups}):
         _check_devices([g.parallel for g in placement.groups if g.parallel.device == device], cluster.part(device))
@@ -133,7 +133,7 @@ def validate(
 
 
 def _check_devices(splits: Sequence[ParallelConfig], cluster: Cluster) -> None:
-    """Refuse groups of one type of devices that these cannot be shared out to."""
+    """Raise InvalidParameter if there are too few devices of one type for its groups, or nodes too small for stages."""
     needed = sum(split.num_devices for split in splits)
     if needed > cluster.num_devices:
         of_type = f" of type {splits[0].device!r}" if splits[0].device else ""

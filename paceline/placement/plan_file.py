@@ -1,4 +1,4 @@
-"""Plan files as `paceline place --output` writes them: which keys they have, and whether one fits a case.
+"""Reading plan files of `paceline place --output`: their keys, and the check that one fits a case.
 
 Not for starting a plan (`serving/cluster/plan.py`).
 """
@@ -21,13 +21,13 @@ PLAN_KEYS = (
 
 
 def read_placement(path: Path, models: Sequence[PlacedModel]) -> tuple[Placement, Mapping[str, Any]]:
-    """The placement of a plan file, and where each drafter lives by the name of its target.
+    """(placement of a plan file, name of a target to the place of its drafter).
 
     Args:
-        models: of the case that it is to serve.
+        models: of the case.
 
     Raises:
-        InvalidParameter: it cannot be read, was made for other models, or has a placement for each window.
+        InvalidParameter: it cannot be read, was made for other models, or has several placements (windows).
     """
     values = read_mapping(path, "plan")
     only_known(values, PLAN_KEYS, "plan")
@@ -45,7 +45,7 @@ def read_placement(path: Path, models: Sequence[PlacedModel]) -> tuple[Placement
 
 
 def _check_models(values: Mapping[str, Any], models: Sequence[PlacedModel]) -> None:
-    """Indices mean nothing for another list of models."""
+    """Raise InvalidParameter unless the plan was made for the same list of models, since it refers to indices."""
     planned = values.get("models")
     if planned is None:
         return

@@ -1,6 +1,6 @@
-"""`ModelProfile`: seconds and bytes per stage of a model, for every way to split it that is known.
+"""`ModelProfile`: seconds and bytes per stage of a model, for every profiled split.
 
-Made from a file (`case.py`), from analytic or measured costs (`cost.py`), or from per-layer costs (`parallelise.py`).
+Made from a file (`case_file.py`), from analytic or measured costs (`cost.py`), or per-layer costs (`parallelise.py`).
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from paceline.placement.tokens.profile import TokenProfile
 class ParallelConfig:
     """How a model is split over devices: `pipeline` stages in a row, each spread over `tensor` devices.
 
-    `device` is their type where a cluster has several, "" where all are alike.
+    `device` is their type in a cluster of several types, "" otherwise.
     """
 
     tensor: int = 1
@@ -29,7 +29,7 @@ class ParallelConfig:
 
     @property
     def num_devices(self) -> int:
-        """Devices that one group of these degrees takes."""
+        """Number of devices of a group with these degrees."""
         return self.tensor * self.pipeline
 
     def __str__(self) -> str:
@@ -42,14 +42,14 @@ class ParallelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """What the stages of a split cost.
+    """Costs of the stages of a split.
 
     Args:
         latency: seconds per stage for a batch of one request.
         weight_mem: bytes per stage on each of its devices.
         batch_latency: batch size to seconds per stage, for sizes above 1; empty when batches were not profiled.
-        tokens: what passes cost, where requests are generated token by token; `latency` then counts for nothing.
-        kv_bytes: of a token's keys and values, on each device.
+        tokens: costs of passes, for requests generated token by token; `latency` is then unused.
+        kv_bytes: bytes of a token's keys and values on each device.
 
     Raises:
         InvalidParameter: lengths that differ, a time that is not positive, or negative bytes.
@@ -76,18 +76,18 @@ class Stages:
 
     @property
     def total_latency(self) -> float:
-        """Seconds of one request that finds every stage idle."""
+        """Seconds of one request when every stage is idle."""
         return sum(self.latency)
 
     @property
     def bottleneck(self) -> float:
-        """Seconds of the slowest stage; its inverse is the most requests per second."""
+        """Seconds of the slowest stage; its inverse is the largest throughput in requests per second."""
         return max(self.latency)
 
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """A model type: its known splits and what their stages cost.
+    """A model type: its profiled splits and the costs of their stages.
 
     Raises:
         InvalidParameter: no entries, or an entry with a number of stages other than its pipeline degree.
@@ -108,11 +108,11 @@ class ModelProfile:
 
     @property
     def is_generated(self) -> bool:
-        """Its entries say what passes cost, not how long a request takes."""
+        """Whether its entries have costs of passes (`tokens`) instead of latencies of requests."""
         return any(stages.tokens is not None for stages in self.entries.values())
 
     def stages(self, parallel: ParallelConfig) -> Stages:
-        """The stages of a split. Raises InvalidParameter, naming the splits there are, when it was not profiled."""
+        """The stages of a split. Raises InvalidParameter, listing the profiled ones, if it is not among them."""
         if parallel not in self.entries:
             known = ", ".join(map(str, sorted(self.entries)))
             problem = f"{self.name!r} was not profiled at (tensor, pipeline) = {parallel}"
@@ -124,7 +124,7 @@ class ModelProfile:
         return max(self.stages(parallel).weight_mem)
 
     def fastest(self, num_devices: int | None = None) -> float:
-        """Least seconds of a lone request over all splits (those of at most `num_devices`); infinite when none."""
+        """Least seconds of a lone request over all splits, or those of at most `num_devices`; infinite without any."""
         within = [
             s.total_latency for c, s in self.entries.items() if num_devices is None or c.num_devices <= num_devices
         ]

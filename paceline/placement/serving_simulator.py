@@ -1,8 +1,8 @@
-"""Requests that are generated token by token, simulated: the real scheduler, and passes that only take time.
+"""Simulation of requests that are generated token by token, with the real scheduler and durations of passes.
 
-The paper's requests are one pass each (`simulator/`). A language model's are a prefill and many decodes, which share
-passes with other requests and may be speculated. Here `scheduling.Scheduler` decides, exactly as it does in an engine,
-and a cost profile tells how long a pass takes. Not the place for real tokens: every token is 0.
+In `simulator/`, a request is one pass. A language model's request is a prefill and many decodes, which share passes
+with other requests and may be speculative. Here `scheduling.Scheduler` decides as in an engine, and a cost profile
+gives the duration of each pass. Not for real tokens: every token is 0.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from paceline.theory.round import Round, draft_seconds, round_seconds
 
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
-    """One request: seconds of its arrival, tokens of its prompt and of its answer."""
+    """One request: arrival in seconds, numbers of prompt and output tokens."""
 
     arrival: float
     prompt_tokens: int
@@ -31,18 +31,17 @@ class TokenRequest:
 
 @dataclass(frozen=True)
 class ServingModel:
-    """A target with its drafter, as costs and rates.
+    """A target with its drafter, given by costs and rates.
 
     Args:
-        pass_seconds: t(M, context), a target pass over M rows, each with that many tokens before it on average; or a
-            planner's profile, which tells rows that decode from rows that are read, counts every request of a pass, and
-            what a step takes besides.
-        acceptance_rate: alpha, the chance that a drafted token stands when the ones before it did.
-        acceptance: in its place, what becomes of drafts, e.g. a `Trace` of real answers.
-        draft_seconds: one draft step; the drafts of a pass are made together, one step per token of the longest.
-        length: how many tokens are drafted; none when left out.
+        pass_seconds: t(M, context), seconds of a target pass over M rows with that mean context; or a planner's
+            profile, which separates decoding from prefill rows and includes costs per request and per step.
+        acceptance_rate: alpha, the probability that a drafted token is accepted given that those before it were.
+        acceptance: model of acceptance instead of alpha, e.g. a `Trace` of real answers.
+        draft_seconds: of one draft step; the drafts of a pass are batched, one step per token of the longest.
+        length: policy of the draft length; none is drafted by default.
         config: limits and policy of the scheduler.
-        num_pages, page_size: the cache.
+        num_pages, page_size: size of the KV cache.
     """
 
     pass_seconds: CostProfile | TokenProfile
@@ -61,12 +60,12 @@ class ServingModel:
         refuse_prefix_caching(self.config)
 
     def target_seconds(self, rows: float, context: float = 0.0) -> float:
-        """A target pass over that many rows of one request that decodes."""
+        """Seconds of a target pass over `rows` rows of one decoding request."""
         cost = self.pass_seconds
         return cost.pass_seconds(rows, 1, context) if isinstance(cost, TokenProfile) else cost(rows, context)
 
     def step_seconds(self, plan: StepPlan, one: Round, prices: FixedPrices) -> float:
-        """A step with its drafts."""
+        """Seconds of a step, drafts included."""
         cost = self.pass_seconds
         if not isinstance(cost, TokenProfile):
             return round_seconds(one, prices)
@@ -79,17 +78,17 @@ class ServingModel:
 
 @dataclass(frozen=True)
 class ServingResult:
-    """What users saw. Arrays are in the order of the requests.
+    """Result of a simulation. Arrays are in the order of the requests.
 
     Attributes:
         ttft: float64 [requests], seconds from arrival to the first token.
-        tbt: float64 [gaps], seconds between the commits of one request, all requests together; tokens that came out
-            of one pass arrive together and count as one commit.
+        tbt: float64 [gaps], seconds between consecutive commits of a request, over all requests; the tokens of one pass
+            are one commit.
         latency: float64 [requests], seconds from arrival to the last token.
         output_tokens: int64 [requests].
         seconds: from the first arrival to the last token.
-        num_passes: target passes. num_decodes: decodes, summed over passes.
-        acceptance_length: tokens per decode, the target's own included; 1 without speculation.
+        num_passes: number of target passes. num_decodes: decoding requests, summed over passes.
+        acceptance_length: mean tokens per decode, including the target's own; 1 without speculation.
     """
 
     ttft: np.ndarray
@@ -107,7 +106,7 @@ class ServingResult:
         return float(self.output_tokens.sum()) / self.seconds
 
     def slo_attainment(self, ttft: float, time_per_token: float) -> float:
-        """Fraction of requests whose first token came within `ttft` and the rest at `time_per_token` s on average."""
+        """Fraction of requests with TTFT at most `ttft` and mean time per further token at most `time_per_token`."""
         pace = (self.latency - self.ttft) / np.maximum(self.output_tokens - 1, 1)
         return float(((self.ttft <= ttft) & (pace <= time_per_token)).mean())
 
@@ -116,7 +115,7 @@ def simulate_serving(requests: Sequence[TokenRequest], model: ServingModel, seed
     """Serve `requests`, sorted by arrival, from the first arrival to the last token.
 
     Raises:
-        InvalidParameter: no requests, or one that the scheduler refuses (too long for model or cache).
+        InvalidParameter: no or unsorted requests, or one that the scheduler refuses (too long for model or cache).
     """
     if not requests:
         raise InvalidParameter("requests", "there are none", "give at least one")
@@ -126,7 +125,7 @@ def simulate_serving(requests: Sequence[TokenRequest], model: ServingModel, seed
 
 
 def _round_of(plan: StepPlan, results: Sequence[StepResult]) -> Round:
-    """What a step had to do; drafts of a pass are made together, one draft step per token of the longest."""
+    """The work of a step as a `Round`; drafts are batched, one draft step per token of the longest."""
     pairs = zip(plan.grants, results, strict=True)
     drafts = [result.num_draft_tokens for grant, result in pairs if grant.is_decode]
     num_prefill_rows = plan.num_rows - sum(1 + grant.draft_budget for grant in plan.grants if grant.is_decode)
@@ -134,7 +133,7 @@ def _round_of(plan: StepPlan, results: Sequence[StepResult]) -> Round:
 
 
 class _Serving:
-    """One simulation under way: the clock, the scheduler, and what was seen."""
+    """The state of a simulation: clock, scheduler and measurements."""
 
     def __init__(self, requests: Sequence[TokenRequest], model: ServingModel, rng: np.random.Generator) -> None:
         self.model = model
@@ -173,7 +172,7 @@ class _Serving:
             self._see(grant, commit)
 
     def _compute(self, grant: Grant) -> StepResult:
-        """What a pass would have emitted: drafted tokens stand one after the other until one falls."""
+        """The simulated outcome of a pass for one request: a prefix of the draft is accepted."""
         if not grant.is_decode:
             return StepResult(grant.request.request_id, grant.num_prefill_tokens, (0,) * grant.needs_logits)
         state = grant.request

@@ -1,7 +1,7 @@
-"""Recorded arrivals: a simple CSV of time and model, Azure's traces of functions and of requests to language models.
+"""Reading recorded arrivals: a simple CSV of time and model, Azure's traces of functions and of language models.
 
-Formats are told apart by their header line. Times may count from anywhere: what looks like seconds since an epoch is
-counted from its first request.
+The header line decides the format. Times that look like seconds since an epoch are shifted to begin with the first
+request.
 """
 
 import csv
@@ -18,7 +18,7 @@ from paceline.errors import InvalidParameter
 from paceline.placement.workload import MAX_REQUESTS, MAX_SECONDS, Workload
 
 MILLISECONDS = 1e11
-"""Times from here on are no seconds since 1970, but milliseconds."""
+"""Times from here on are milliseconds since 1970, not seconds."""
 
 COLUMNS = {
     "time": ("time", "t", "timestamp"),
@@ -26,10 +26,10 @@ COLUMNS = {
     "prompt_tokens": ("prompt_tokens", "prompt", "contexttokens"),
     "output_tokens": ("output_tokens", "output", "answer", "generatedtokens"),
 }
-"""Columns of arrivals, with what headers call them, in small letters."""
+"""Columns of arrivals with their accepted header names in lower case."""
 
 MOST_SHOWN = 10
-"""Names of models in a message."""
+"""Largest number of model names in a message."""
 
 MINUTE = 60.0
 MINUTES_PER_DAY = 1440
@@ -38,12 +38,13 @@ MINUTES_PER_DAY = 1440
 def read_arrivals(path: str | Path, names: Sequence[str] = ()) -> Workload:
     """Arrivals of a CSV: time in seconds, model (an index or one of `names`), and perhaps tokens of prompt and answer.
 
-    A header line names the columns (`COLUMNS`), in any order; without one they are in that order. The model may be left
-    out where there is one; times may be dates. Azure's trace of a language model is such a file, whatever else it has;
-    its two traces of functions are read too (`read_functions_2019`, `read_functions_2021`).
+    A header line names the columns (`COLUMNS`) in any order; without one they are in that order. With at most one of
+    `names` the model may be left out; times may be dates. Azure's trace of a language model is such a file, and its
+    further columns are ignored; its two traces of functions are read too (`read_functions_2019`,
+    `read_functions_2021`).
 
     Raises:
-        InvalidParameter: it cannot be read, a column or a model is unknown, a time is none or out of order.
+        InvalidParameter: it cannot be read, a column or a model is unknown, a time is invalid or out of order.
     """
     header = [cell.strip() for cell in next(_rows(path, 0), (0, []))[1]]
     if header[:3] == ["HashOwner", "HashApp", "HashFunction"]:
@@ -64,7 +65,7 @@ def read_arrivals(path: str | Path, names: Sequence[str] = ()) -> Workload:
 
 
 def _named_columns(path: str | Path, header: Sequence[str]) -> dict[str, int]:
-    """Column to its number. Raises InvalidParameter for a name that means nothing, and a column that is missing."""
+    """Column to its index. Raises InvalidParameter for unknown, duplicate or missing columns."""
     found: dict[str, int] = {}
     named = {name: column for column, all_names in COLUMNS.items() for name in all_names}
     is_azure = "contexttokens" in [name.lower() for name in header]
@@ -111,7 +112,7 @@ def _read_columns(
 
 
 def _model(text: str, index_of: Mapping[str, int], where: str) -> int:
-    """Index of a model, given as such or by its name."""
+    """Index of a model, from its index or its name."""
     if text in index_of:
         return index_of[text]
     with suppress(ValueError):
@@ -124,11 +125,11 @@ def _model(text: str, index_of: Mapping[str, int], where: str) -> int:
 def read_functions_2019(path: str | Path, num_models: int, seed: int = 0) -> Workload:
     """Azure Functions 2019 (Shahrad et al. 2020): HashOwner, HashApp, HashFunction, Trigger, then a count per minute.
 
-    Function number i asks for model i modulo `num_models`, as AlpaServe deals them out; within a minute arrivals are
-    drawn uniformly, since the trace keeps no times.
+    Function i requests model i modulo `num_models`, as in AlpaServe. Within a minute arrivals are drawn uniformly,
+    since the trace has no times.
 
     Raises:
-        InvalidParameter: it cannot be read, or a count is none.
+        InvalidParameter: it cannot be read, a count is invalid, or there are more than `MAX_REQUESTS` requests.
     """
     rng, streams, models, total = np.random.default_rng(seed), [], [], 0
     for model, (line, row) in zip(cycle(range(num_models)), _rows(path, 1), strict=False):
@@ -152,10 +153,10 @@ def read_functions_2019(path: str | Path, num_models: int, seed: int = 0) -> Wor
 def read_functions_2021(path: str | Path, num_models: int) -> Workload:
     """Azure Functions 2021 (Zhang et al. 2021): app, func, end_timestamp, duration; one row per invocation, in seconds.
 
-    An invocation arrives `duration` before its end; functions ask for models in turn, in order of appearance.
+    An invocation arrives `duration` before its end. Functions are assigned to models in turn, in order of appearance.
 
     Raises:
-        InvalidParameter: it cannot be read, or a time is none.
+        InvalidParameter: it cannot be read, or a time is invalid.
     """
     times, models, model_of = [], [], dict[tuple[str, str], int]()
     for line, row in _rows(path, 1):
@@ -178,7 +179,7 @@ def _sorted(streams: Sequence[np.ndarray], models: Sequence[np.ndarray]) -> Work
 
 @dataclass(frozen=True)
 class TokenTrace:
-    """Requests to a language model.
+    """Recorded requests to a language model.
 
     Attributes:
         times: float64 [requests], seconds since the first one.
@@ -212,7 +213,7 @@ def read_azure_trace(path: str | Path) -> TokenTrace:
 
 
 def _stamp(text: str) -> np.datetime64:
-    """A date and time between 1970 and 2200; what nanoseconds cannot count would wrap round without a word."""
+    """A timestamp. Raises ValueError outside 1970 to 2199, since nanoseconds would overflow silently."""
     stamp = np.datetime64(text.strip(), "ns")
     if np.isnat(stamp) or not 1970 <= np.datetime64(text.strip(), "Y").astype(int) + 1970 < 2200:
         raise ValueError(text)
@@ -220,13 +221,13 @@ def _stamp(text: str) -> np.datetime64:
 
 
 def _since_first(stamps: Sequence[np.datetime64]) -> np.ndarray:
-    """float64, seconds since the first of them."""
+    """float64 [stamps], seconds since the first one."""
     nanoseconds = np.array(stamps, "datetime64[ns]").astype(np.int64)
     return (nanoseconds - nanoseconds[:1]) / 1e9
 
 
 def _from_zero(path: str | Path, times: np.ndarray) -> np.ndarray:
-    """Seconds since an epoch as seconds since the first request; others as they are."""
+    """`times`, shifted to begin at 0 if they exceed `MAX_SECONDS` and so count from an epoch."""
     if not len(times) or abs(times).max() <= MAX_SECONDS:
         return times
     if abs(times).max() >= MILLISECONDS or times[0] < 0:

@@ -1,4 +1,4 @@
-"""`Workload`: who asks for which model when. Drawing arrivals is `arrivals.py`, reading them `traces.py`."""
+"""`Workload`: arrival times and models of requests. Drawing arrivals is `arrivals.py`, reading them `traces.py`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,13 +8,13 @@ import numpy as np
 from paceline.errors import InvalidParameter
 
 MAX_SECONDS = 1e9
-"""Thirty years: times beyond are seconds since an epoch, or milliseconds."""
+"""Thirty years: larger times count from an epoch, or are in milliseconds."""
 
 MAX_REQUESTS = 200_000_000
-"""Of a stream: 2.4 GB with its models."""
+"""Largest number of requests of a stream: 2.4 GB with their models."""
 
 PART = 4_000_000
-"""Requests looked at in one go: what is computed besides the arrays themselves stays small beside them."""
+"""Requests processed at once, so that temporary arrays stay small."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Workload:
     """Requests in order of arrival.
 
     Args:
-        times: float64 [requests], seconds, never falling.
-        models: int32 [requests], index of the model asked for.
-        prompt_tokens, output_tokens: float64 [requests], where requests are generated token by token and that is known.
+        times: float64 [requests], seconds, not decreasing.
+        models: int32 [requests], index of the requested model.
+        prompt_tokens, output_tokens: float64 [requests], if requests are generated token by token; None if unknown.
 
     Raises:
         InvalidParameter: lengths that differ, times out of order, negative, not finite or above `MAX_SECONDS`, or a
@@ -53,7 +53,7 @@ class Workload:
 
     @property
     def num_requests(self) -> int:
-        """Requests in the whole trace."""
+        """Number of requests."""
         return len(self.times)
 
     @property
@@ -88,7 +88,7 @@ class Workload:
         return Workload(self.times[part], self.models[part], *lengths)
 
     def scale_rate(self, factor: float) -> "Workload":
-        """The same arrivals `factor` times as fast: rates grow, burstiness stays."""
+        """The same arrivals with times divided by `factor`: rates scale, burstiness stays."""
         if not 0 < factor < float("inf"):
             raise InvalidParameter("rate_scale", f"{factor} is not above 0", "give a factor above 0")
         return replace(self, times=self.times / factor)
@@ -101,7 +101,7 @@ def parts(count: int, size: int = PART) -> Iterator[slice]:
 
 
 def _check_order(times: np.ndarray, part: slice) -> None:
-    """Refuse times of `part` that are not finite, or before the one in front of them."""
+    """Raise InvalidParameter for times in `part` that are not finite, or before their predecessor."""
     if not np.isfinite(times[part]).all():
         raise InvalidParameter("arrivals", "a time is not finite", "give seconds")
     start = max(part.start - 1, 0)
@@ -113,7 +113,7 @@ def _check_order(times: np.ndarray, part: slice) -> None:
 
 
 def _lengths(name: str, values: np.ndarray, count: int) -> np.ndarray:
-    """Tokens as float64. Raises InvalidParameter for what are none."""
+    """Numbers of tokens as float64 [count]. Raises InvalidParameter for invalid ones."""
     found = np.asarray(values, np.float64)
     if found.shape != (count,) or (count and not 1 <= found.min() <= found.max() < 2**31):
         problem = f"{found.shape} for {count} requests, from {found.min(initial=1):g}"
@@ -122,7 +122,7 @@ def _lengths(name: str, values: np.ndarray, count: int) -> np.ndarray:
 
 
 def _indices(models: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Model indices as int32. Raises InvalidParameter for what is none."""
+    """Model indices as int32. Raises InvalidParameter for invalid ones."""
     found = np.asarray(models)
     if found.dtype != np.int32 or (found.size and found.min() < 0):
         wrong = [m for m in found.ravel().tolist() if not (0 <= m < 2**31 and m == int(m))]
@@ -132,9 +132,9 @@ def _indices(models: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def merge(streams: Sequence[np.ndarray]) -> Workload:
-    """One workload of many; stream i, sorted times in seconds, asks for model i. Equal times keep the models' order.
+    """One workload of several streams; stream i has sorted times, in seconds, for model i. Ties are ordered by model.
 
-    Merged stretch by stretch of time: besides the streams and the workload, it takes memory for `PART` requests or so.
+    Merged by intervals of time, so that temporary memory is only that of about `PART` requests.
     """
     total = sum(len(times) for times in streams)
     first = min((times[0] for times in streams if len(times)), default=0.0)
