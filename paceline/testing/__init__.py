@@ -1,10 +1,10 @@
-"""What you run on a drafter of your own: `check_drafter` in one call, `DrafterConformance` as a pytest class.
+"""Conformance checks for your own drafter: `check_drafter` in one call, `DrafterConformance` as a pytest class.
 
     from paceline.testing import check_drafter
     check_drafter(MyDrafter)
 
-Not for the house's own proofs over rationals, which are in ``tests/exact``, nor for your model and settings: that is
-``paceline audit``'s.
+Not for this project's proofs in rational arithmetic, which are in ``tests/exact``, nor for your model and settings: use
+``paceline audit``.
 """
 
 from paceline.sampling.enumeration import EnumeratedRandomness, law_of

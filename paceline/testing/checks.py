@@ -1,6 +1,6 @@
-"""One check per promise of the contract in `drafters/base.py`, each with what to do when it is broken.
+"""One check per requirement of the protocol in `drafters/base.py`; its error says what to do.
 
-A check takes a maker of fresh drafters and raises `NotConforming`. Not the place for putting checks together
+A check takes a function that makes new drafters and raises `NotConforming`. Not for running all checks
 (`conformance.py`).
 """
 
@@ -24,7 +24,7 @@ TEXTS: dict[str, list[int]] = {
     C: [0],
     D: [1, 0, 2, 1, 1, 0, 2, 0, 0, 1, 2, 1, 0, 2],
 }
-"""Requests with repetition, of several lengths, down to a single token."""
+"""Texts of requests with repetition and of several lengths, down to a single token."""
 
 SAMPLED = TableModel()
 GREEDY = TableModel(vocab_size=7, order=1, seed=3, greedy=True)
@@ -32,11 +32,11 @@ _TOLERANCE = 1e-9
 
 
 class NotConforming(AssertionError):
-    """A drafter breaks a promise of the contract."""
+    """A drafter violates a requirement of the protocol."""
 
 
 def check_shape(make: Make) -> None:
-    """One `TokenTree` per context, in order; none for none; a name."""
+    """`propose` returns one `TokenTree` per context; the drafter has a name and traits."""
     drafter = make()
     demand(isinstance(getattr(drafter, "name", None), str), "a drafter has a name (a string)")
     demand(isinstance(getattr(drafter, "traits", None), DrafterTraits), "a drafter has traits (DrafterTraits)")
@@ -57,7 +57,7 @@ def check_budget(make: Make) -> None:
 
 
 def check_max_depth(make: Make) -> None:
-    """No tree has more levels than its context's `max_depth`, which is smaller than the budget for trees only."""
+    """No tree has more levels than its context's `max_depth`; only for drafters that branch."""
     if not make().traits.branches:
         return
     for most in (1, 2):
@@ -67,7 +67,7 @@ def check_max_depth(make: Make) -> None:
 
 
 def check_memory(make: Make) -> None:
-    """Without the trait `remembers` no proposal depends on requests that came before."""
+    """Without the trait `remembers`, proposals do not depend on earlier requests."""
     drafter = make()
     if drafter.traits.remembers:
         return
@@ -77,7 +77,7 @@ def check_memory(make: Make) -> None:
 
 
 def check_token_ids(make: Make) -> None:
-    """`token_ids` is neither changed nor kept: the engine goes on writing to it."""
+    """`token_ids` is neither changed nor kept, because the engine changes it later."""
     kept, fresh = make(), make()
     lent = {name: list(text) for name, text in TEXTS.items()}
     for drafter, texts in ((kept, lent), (fresh, TEXTS)):
@@ -93,7 +93,7 @@ def check_token_ids(make: Make) -> None:
 
 
 def check_batch(make: Make) -> None:
-    """What is proposed for a request depends neither on who shares the step nor on the order."""
+    """The proposal for a request depends neither on the other requests of the step nor on their order."""
     together = dict(zip(TEXTS, shown(propose(make(), list(TEXTS))), strict=True))
     reversed_names = list(reversed(TEXTS))
     backwards = dict(zip(reversed_names, shown(propose(make(), reversed_names)), strict=True))
@@ -104,7 +104,7 @@ def check_batch(make: Make) -> None:
 
 
 def check_release(make: Make) -> None:
-    """A released request is forgotten: nothing is stored under its name, and it may come back as another text."""
+    """A released request is forgotten: nothing is stored under its id, which may return with another text."""
     drafter = make()
     drafter.release("never seen")
     drafter.observe(RequestOutcome("never seen", [0, 1], finished=True))
@@ -121,7 +121,7 @@ def check_release(make: Make) -> None:
 
 
 def check_preemption(make: Make) -> None:
-    """A request that was released and comes back in the middle of its text, unobserved, is drafted for all the same."""
+    """A request that was released and returns in the middle of its text still gets the same output."""
     text = run(GREEDY, make(), verify, CounterRandomness(0), 24)
     drafter = make()
     run(GREEDY, drafter, verify, CounterRandomness(0), 12)
@@ -144,7 +144,7 @@ def check_randomness(make: Make) -> None:
 
 
 def check_law(make: Make) -> None:
-    """Over every coin and draw of the whole loop, the first tokens have the target's law."""
+    """Enumerated over all random choices of the loop, the first tokens have the target's law."""
     expected = plain_law(SAMPLED, 3)
     emitted = law_of(lambda randomness: run(SAMPLED, make(), verify, randomness, 3))
     worst = max(expected.keys() | emitted.keys(), key=lambda t: abs(expected.get(t, 0.0) - emitted.get(t, 0.0)))
@@ -165,7 +165,7 @@ def check_greedy(make: Make) -> None:
 
 
 def check_coupled(make: Make) -> None:
-    """Under the coupled rule a seed gives plain sampling's text."""
+    """Under the coupled rule, text with a seed equals plain sampling's with that seed."""
     for seed in range(8):
         texts = [
             run(SAMPLED, drafter, resolve("coupled"), CounterRandomness(seed), 20, budget=3, coupled=True)
@@ -175,7 +175,7 @@ def check_coupled(make: Make) -> None:
 
 
 class Silent(BaseDrafter):
-    """Proposes nothing: what plain decoding says."""
+    """A drafter that proposes nothing, for plain decoding."""
 
     name = "silent"
 
@@ -184,7 +184,7 @@ class Silent(BaseDrafter):
 
 
 def demand(kept: bool, promise: str) -> None:
-    """Raise `NotConforming` unless the promise is kept."""
+    """Raise `NotConforming` with the message `promise` unless `kept`."""
     if not kept:
         raise NotConforming(promise)
 
@@ -197,7 +197,7 @@ def propose(
     lend: bool = False,
     **changes: Any,
 ) -> list[TokenTree]:
-    """What `drafter` proposes for the texts called `names` in one step; `lend` hands over the lists themselves."""
+    """The proposals for the texts `names` in one step; with `lend`, the lists themselves are passed, not copies."""
     contexts = [
         SAMPLED.context(
             name, texts[name] if lend else list(texts[name]), CounterRandomness(len(texts[name])), budget, **changes
@@ -208,7 +208,7 @@ def propose(
 
 
 def shown(trees: Sequence[TokenTree]) -> list[tuple[Any, ...]]:
-    """Trees as values that can be compared."""
+    """Trees as tuples that can be compared."""
     return [
         (t.tokens, t.parents, t.draw, t.draft_rows, [(q.tokens.tolist(), q.probs.tolist()) for q in t.draft_laws or ()])
         for t in trees
@@ -216,7 +216,7 @@ def shown(trees: Sequence[TokenTree]) -> list[tuple[Any, ...]]:
 
 
 def where(thing: Any, name: str, path: str = "", seen: set[int] | None = None) -> str | None:
-    """The path below `thing` to a string equal to `name`; None when it is nowhere."""
+    """The path from `thing` through attributes and items to a string equal to `name`; None if there is none."""
     seen = set() if seen is None else seen
     path = path or type(thing).__name__
     if isinstance(thing, str):
@@ -232,7 +232,7 @@ def where(thing: Any, name: str, path: str = "", seen: set[int] | None = None) -
 
 
 def _parts(thing: Any) -> list[tuple[str, Any]]:
-    """(how it is written, it) for everything that `thing` holds."""
+    """(notation, value) of every attribute, item and key of `thing`."""
     if isinstance(thing, Mapping):
         return [*((" (a key)", key) for key in thing), *((f"[{key!r}]", value) for key, value in thing.items())]
     if isinstance(thing, list | tuple | set | frozenset) or type(thing).__name__ == "deque":

@@ -27,18 +27,18 @@ CHECKS: Mapping[str, Callable[[Make], None]] = {
     "greedy": checks.check_greedy,
     "coupled": checks.check_coupled,
 }
-"""Every check by the name that `skip` takes."""
+"""Name of each check, as in `skip`, to the check."""
 
 _NUM_TOKENS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a drafter that conforms did in `num_tokens` tokens of a greedy toy target's text.
+    """Statistics of a conforming drafter over `num_tokens` tokens of a greedy toy target.
 
     Attributes:
-        num_passes: target passes it took; as many as tokens without a draft that stood.
-        num_draft_tokens: nodes it proposed.
+        num_passes: number of target passes; equal to `num_tokens` if no draft was accepted.
+        num_draft_tokens: number of proposed nodes.
     """
 
     num_tokens: int
@@ -50,11 +50,11 @@ def check_drafter(make: Make, skip: Sequence[str] = ()) -> Report:
     """Run the checks on drafters made by `make`.
 
     Args:
-        make: makes a fresh drafter, e.g. its class.
+        make: returns a new drafter, e.g. its class.
         skip: names of checks to leave out, of `CHECKS`.
 
     Raises:
-        NotConforming: a promise is broken; the message says which, and what to do.
+        NotConforming: a requirement is violated; the message says which, and what to do.
         InvalidParameter: an unknown name in `skip`.
     """
     unknown = next((name for name in skip if name not in CHECKS), None)
@@ -69,7 +69,7 @@ def check_drafter(make: Make, skip: Sequence[str] = ()) -> Report:
 
 
 class DrafterConformance:
-    """The suite as a pytest class: inherit, say how a drafter is made, and pytest runs one test per promise.
+    """The suite as a pytest class: inherit, define `make_drafter`, and pytest runs one test per check.
 
     class TestMine(DrafterConformance):
         def make_drafter(self):
@@ -77,7 +77,7 @@ class DrafterConformance:
     """
 
     def make_drafter(self) -> Drafter:
-        """A fresh drafter."""
+        """Return a new drafter."""
         raise NotImplementedError("say how a drafter is made")
 
 
@@ -94,7 +94,7 @@ for _name, _check in CHECKS.items():
 
 
 class _Counting:
-    """A drafter watched: how often it was asked, and how much it proposed."""
+    """Wraps a drafter and counts its calls and proposed nodes."""
 
     def __init__(self, inner: Drafter) -> None:
         self.name, self.traits, self._inner = inner.name, inner.traits, inner

@@ -1,6 +1,6 @@
-"""`TableModel`: a target small enough to know the law of every text, and the decode loop around it.
+"""`TableModel`: a target small enough to enumerate the law of its texts, with a minimal decode loop.
 
-The loop is the engine's in a few lines: propose, verify, commit, observe. Not the engine: no cache, no scheduler.
+The loop is propose, verify, commit, observe. Not the engine: no cache, no scheduler.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ Tokens = tuple[int, ...]
 
 
 class TableModel:
-    """A Markov model of random rows.
+    """A Markov model with random transition probabilities.
 
     Args:
-        vocab_size: tokens it may emit, 0 .. vocab_size - 1.
-        order: how many last tokens decide the next one's law.
-        seed: of its rows.
+        vocab_size: number of tokens, 0 .. vocab_size - 1.
+        order: number of last tokens that the next one's law depends on.
+        seed: of the probabilities.
         greedy: every law is one-hot at its most probable token, as at temperature 0.
     """
 
@@ -32,7 +32,7 @@ class TableModel:
         self._rows: dict[Tokens, Law] = {}
 
     def law(self, prefix: Sequence[int]) -> Law:
-        """The law after `prefix`; some tokens are impossible."""
+        """The law after `prefix`; some tokens may have probability 0."""
         key = tuple(prefix[-self.order :])
         if key not in self._rows:
             rng = np.random.default_rng([self._seed, *key])
@@ -45,7 +45,7 @@ class TableModel:
     def context(
         self, request_id: str, token_ids: Sequence[int], randomness: Randomness, budget: int, **changes: Any
     ) -> DraftContext:
-        """What the engine would lend a drafter; `warp` is a softmax over the tokens of this model."""
+        """The context that an engine would pass to a drafter; `warp` is a softmax over the tokens of this model."""
 
         def warp(logits: np.ndarray, path: Sequence[int]) -> Law:
             known = np.asarray(logits, dtype=float)[: self.vocab_size]
@@ -71,7 +71,7 @@ def run(
     request_id: str = "checked",
     coupled: bool = False,
 ) -> Tokens:
-    """The first `num_tokens` tokens after `prompt` that the decode loop emits."""
+    """Run the decode loop and return the first `num_tokens` tokens after `prompt`."""
     text = list(prompt)
     while len(text) < len(prompt) + num_tokens:
         context = model.context(request_id, list(text), randomness, budget, coupled=coupled)
@@ -84,7 +84,7 @@ def run(
 
 
 def _step(model: TableModel, drafter: Drafter, rule: Verifier, context: DraftContext) -> RequestOutcome:
-    """What one target pass does."""
+    """Propose and verify once; returns the outcome."""
     text = list(context.token_ids)
     [tree] = drafter.propose([context])
     tree = tree.prune(context.budget)
@@ -106,7 +106,7 @@ def _step(model: TableModel, drafter: Drafter, rule: Verifier, context: DraftCon
 
 
 def plain_law(model: TableModel, num_tokens: int, prompt: Tokens = (0, 1)) -> dict[Tokens, float]:
-    """The law that the model gives to the first `num_tokens` tokens after `prompt`, by the chain rule."""
+    """Text to probability of the first `num_tokens` tokens after `prompt`, by the chain rule."""
     texts: dict[Tokens, float] = {(): 1.0}
     for _ in range(num_tokens):
         texts = {
