@@ -60,13 +60,13 @@ class Question:
     raw: o.Raw = False
 
     def prompts(self) -> "list[Prompt]":
-        """What was asked, with the answers that a log has."""
+        """The prompts, with their logged answers if there are any."""
         from paceline.evaluation.prompts import load_prompts
 
         return load_prompts(self.traffic, per_family=self.per_family)
 
     def params(self) -> "SamplingParams":
-        """How it is answered."""
+        """The sampling parameters of answers. Raises InvalidParameter for a single token."""
         from paceline.types import SamplingParams
 
         if self.max_tokens == 1:
@@ -75,7 +75,7 @@ class Question:
         return SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens)
 
     def wanted(self, default: "Sequence[str]" = ()) -> "list[Wanted]":
-        """Candidates before they are replayed; `default` where none are named."""
+        """The candidates to replay; `default` if none are named."""
         from paceline.evaluation.advise.candidates import wanted_of
 
         named = o.names(self.candidates) if self.candidates is not None else default
@@ -85,7 +85,7 @@ class Question:
         return wanted_of(named, _counts("num_draft_tokens", self.lengths), self.spec or ())
 
     def known(self, draft_ms: float) -> "Callable[[Sequence[Text]], list[Candidate]]":
-        """Candidates of a file, of which drafting one token takes so long."""
+        """A function from texts to the candidates of the file `acceptance`, with `draft_ms` per drafted token."""
         from paceline.evaluation.advise.candidates import from_profiles
         from paceline.evaluation.advise.exchange import read_profiles
 
@@ -94,7 +94,7 @@ class Question:
 
     @property
     def at_once(self) -> list[int]:
-        """Requests that decode at once."""
+        """Numbers of concurrent requests."""
         return _counts("concurrency", self.batch)
 
 
@@ -179,7 +179,7 @@ def advise(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The question as it was read, all of it before a model is loaded."""
+    """The parsed and checked options, before a model is loaded."""
 
     prompts: "list[Prompt]"
     params: "SamplingParams"
@@ -190,7 +190,7 @@ class _Asked:
 
 
 def _check_given(context: typer.Context, question: Question, times: Times) -> None:
-    """Raise InvalidParameter for an option that was given and would have no say in what is asked."""
+    """Raise InvalidParameter for an option that was given but would have no effect."""
     if times.url is not None:
         refuse_given(context, {"validate"}, "is given beside --url", "measure the server with paceline bench --url")
         names = options_of(Machine) | {"profile", "raw"}
@@ -206,7 +206,7 @@ def _check_given(context: typer.Context, question: Question, times: Times) -> No
 
 
 def _asked(question: Question, times: Times, wishes: Wishes) -> _Asked:
-    """Raises InvalidParameter for whatever can be refused without the model."""
+    """Parse the options. Raises InvalidParameter for all errors that can be found without the model."""
     from paceline.evaluation.advise.candidates import check_names
     from paceline.evaluation.advise.validate import cells_to_validate
     from paceline.scheduling.profile import Profile
@@ -230,7 +230,7 @@ def _asked(question: Question, times: Times, wishes: Wishes) -> _Asked:
 
 
 def _counts(field: str, text: str) -> list[int]:
-    """``1,2,4``, each once and at least 1."""
+    """Parse ``1,2,4`` into distinct whole numbers of at least 1. Raises InvalidParameter for anything else."""
     found = o.distinct_numbers(field, text, int)
     if min(found) < 1:
         raise InvalidParameter(field, f"{text!r} has a number below 1", "write e.g. 1,4,8")
@@ -238,7 +238,7 @@ def _counts(field: str, text: str) -> list[int]:
 
 
 def _ask_server(model: str, times: Times, asked: _Asked) -> "Advice":
-    """The same for a server; `model` lends its tokenizer, or is none where the server tells tokens."""
+    """The advice for a server; `model` provides the tokenizer, or is ``none`` if the server has ``/tokenize``."""
     from paceline.evaluation.advise.server import take_server_advice
     from paceline.evaluation.endpoint import connect_to
     from paceline.models.resolve import resolve_model
@@ -260,7 +260,7 @@ def _export(advice: "Advice", path: Path, model: str, temperature: float) -> Non
 
 
 def _ask(llm: "LLM", question: Question, asked: _Asked, machine: Machine, is_traced: bool) -> "Advice":
-    """Texts, times, replays."""
+    """The advice for a local model."""
     from paceline.config import EngineConfig
     from paceline.evaluation.advise.candidates import default_candidates
     from paceline.evaluation.advise.run import take_advice
@@ -275,7 +275,7 @@ def _ask(llm: "LLM", question: Question, asked: _Asked, machine: Machine, is_tra
 
 
 def _record(advice: "Advice", size: int, engines: list[str], checked: list[dict[str, Any]] | None) -> dict[str, Any]:
-    """The object that scripts read."""
+    """The JSON object."""
     from paceline.evaluation.advise.flags import all_flags
     from paceline.evaluation.advise.predict import advice_of, best_of, pays_up_to, regret_of
     from paceline.evaluation.provenance import provenance

@@ -106,7 +106,7 @@ Found = tuple[str, "Verdict", "list[Check]", float | None, float, int]
 
 
 def _local(model: str, drafting: Drafting, texts: list[str], machine: Machine, question: Question) -> Found:
-    """An audit of a model here: (title, verdict, checks, smallest effect excluded, seconds, exit code)."""
+    """Audit a local model: (title, verdict, checks, smallest effect excluded, seconds, exit code)."""
     from paceline.evaluation.audit import show
     from paceline.evaluation.audit.betting import Bets
     from paceline.evaluation.audit.ledger import check_ledger, fingerprint, read_bets, write_bets
@@ -137,7 +137,7 @@ def _local(model: str, drafting: Drafting, texts: list[str], machine: Machine, q
 
 
 def _speculation(drafting: Drafting) -> "Callable[[LLM], dict[str, Any]]":
-    """How a model drafts. Raises InvalidParameter, before it is loaded, when nothing would be drafted."""
+    """A function from the plain model to its speculative fields. Raises InvalidParameter if there is no drafter."""
     from dataclasses import asdict
 
     from paceline.drafters.registry import AUTO, option_names, resolve_drafter
@@ -151,7 +151,7 @@ def _speculation(drafting: Drafting) -> "Callable[[LLM], dict[str, Any]]":
 
 
 def _plain_url(context: typer.Context, model: str, question: Question) -> str:
-    """Where the plain server is. Raises InvalidParameter for what is given and has no say with servers."""
+    """URL of the plain server. Raises InvalidParameter if missing, or for options without effect on servers."""
     if question.plain_url is None:
         remedy = "start it a second time without speculation and name that"
         raise InvalidParameter("plain_url", "is missing: a server's text is held against its own plain text", remedy)
@@ -163,7 +163,7 @@ def _plain_url(context: typer.Context, model: str, question: Question) -> str:
 
 
 def _remote(url: str, plain_url: str, texts: list[str], question: Question) -> Found:
-    """An audit of a server; as `_local`."""
+    """Audit a server; returns the same as `_local`."""
     import time
 
     from paceline.evaluation.audit.remote import remote_audit

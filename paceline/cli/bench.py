@@ -58,7 +58,7 @@ class Prompts:
     raw: o.Raw = False
 
     def cells(self) -> "list[Cell]":
-        """What all arms answer, in order."""
+        """The cells to measure, in order."""
         from paceline.evaluation.bench.run import cells_of, open_cells_of
         from paceline.evaluation.bench.summary import ALL
         from paceline.evaluation.prompts import load_prompts
@@ -115,7 +115,7 @@ class Arms:
     policy: Annotated[str | None, o.option(WHAT, "--policy", help="Draft length.")] = None
 
     def specs(self) -> dict[str, dict[str, Any]]:
-        """Label to configuration of the own ones."""
+        """Label to configuration of the arms on this machine."""
         from paceline.evaluation.bench.own_arms import AGAIN, PLAIN, specs_of
 
         lengths = self.num_draft_tokens
@@ -139,7 +139,7 @@ class Stop:
 
     @property
     def narrow(self) -> float | None:
-        """`precision` as a share."""
+        """`precision` as a fraction."""
         return None if self.precision is None else o.share("precision", self.precision)
 
 
@@ -164,7 +164,7 @@ class BenchMachine(Machine):
     kv_cache_memory_bytes: o.CacheBytes = None
 
     def engine(self) -> dict[str, Any]:
-        """As `LLM` takes it."""
+        """Keyword arguments for `LLM`."""
         return Machine.engine(self) | {"kv_cache_memory_bytes": self.kv_cache_memory_bytes}
 
 
@@ -239,7 +239,7 @@ def bench(
 
 
 def _settings(asked: Prompts, compared: Arms, machine: BenchMachine, arms: "list[Arm]", plan: "Plan") -> dict[str, Any]:
-    """All that decides what is measured, by the options' names: these must agree for a run to go on."""
+    """All settings that affect the measurements, by option; a resumed run must have the same."""
     from paceline.evaluation.bench.record import digest_of
 
     given = asdict(asked) | asdict(compared) | asdict(machine)
@@ -251,7 +251,7 @@ def _settings(asked: Prompts, compared: Arms, machine: BenchMachine, arms: "list
 
 
 def _tell(tables: "list[Table]", more: dict[str, Any], failures: list[str], as_json: bool) -> None:
-    """Tables with their verdicts or one object; remarks are for standard error."""
+    """Print tables with verdicts, or one JSON object; remarks go to standard error."""
     from paceline.evaluation.bench import show
     from paceline.evaluation.bench.summary import ALL
 
@@ -270,7 +270,7 @@ def _tell(tables: "list[Table]", more: dict[str, Any], failures: list[str], as_j
 def _arms(
     model: str, specs: dict[str, dict[str, Any]], compared: Arms, raw: bool, machine: BenchMachine
 ) -> tuple[list["Arm"], dict[str, str], str | None]:
-    """(all arms, what was left out and why, the dtype of the own ones)."""
+    """(all arms, label to error of those skipped, dtype of those on this machine)."""
     from paceline.evaluation.bench.own_arms import AGAIN, PLAIN, own_arms, url_arms
     from paceline.evaluation.bench.server_arm import answers_from_a_cache
 
@@ -300,7 +300,7 @@ def _arms(
 
 
 def _write(tables: list["Table"], file: "BenchFile", more: dict[str, Any], files: Files) -> None:
-    """The files that were asked for."""
+    """Write the requested files."""
     from paceline.evaluation.bench import show
 
     if files.html:

@@ -38,7 +38,7 @@ class GivenCase:
         return all(getattr(self, each.name) in (None, []) for each in fields(GivenCase))
 
     def load(self, seed: int | None = None) -> "Case":
-        """The case; `seed`, where it is given, is that of drawn arrivals, in place of the case's.
+        """The case; `seed`, if given, replaces the case's seed of drawn arrivals.
 
         Raises:
             InvalidParameter: nothing was given, and as `case_from`.
@@ -71,7 +71,7 @@ class GivenCase:
 
 @dataclass(frozen=True, slots=True)
 class ScaledCase(GivenCase):
-    """The same with its traffic and deadlines scaled."""
+    """A `GivenCase` with scaled traffic and deadlines."""
 
     rate_scale: Annotated[float, typer.Option("--rate-scale", help="The same arrivals, faster by this factor.")] = 1.0
     cv_scale: Annotated[
@@ -80,7 +80,7 @@ class ScaledCase(GivenCase):
     slo_scale: Annotated[float, typer.Option("--slo-scale", help="Every deadline times this.")] = 1.0
 
     def load(self, seed: int | None = None) -> "Case":
-        """The case. Another burstiness means other arrivals, drawn from `seed` (0 where it is not given)."""
+        """The case. With a new burstiness, arrivals are drawn again from `seed`, by default 0."""
         case = GivenCase.load(self, seed)
         for name in ("rate_scale", "cv_scale", "slo_scale"):
             if not 0 < getattr(self, name) < float("inf"):
@@ -93,14 +93,14 @@ class ScaledCase(GivenCase):
 
 
 def check_seed(seed: int) -> int:
-    """`seed`. Raises InvalidParameter for one that generators refuse."""
+    """Return `seed`. Raises InvalidParameter if it is invalid for random generators."""
     if seed < 0:
         raise InvalidParameter("seed", f"{seed}", "give 0 or more")
     return seed
 
 
 def check_outputs(output: Path | None, plot: Path | None = None) -> None:
-    """Raise InvalidParameter where nothing could be written, before anything is searched."""
+    """Raise InvalidParameter, before the search, if an output cannot be written."""
     from paceline.theory.plots import check_drawable
 
     if output is not None:

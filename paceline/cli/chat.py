@@ -65,14 +65,14 @@ def chat(
 
 
 class ChatLoop:
-    """Reads, answers, repeats. Nothing but /exit and the end of the input ends it."""
+    """The loop that reads and answers messages; it ends at /exit, at the end of the input or with the engine."""
 
     def __init__(self, llm: "LLM", params: SamplingParams, conversation: Conversation) -> None:
         self._llm, self._params, self._conversation = llm, params, conversation
         self._last: Run | None = None
 
     def run(self, read: Callable[[], str]) -> None:
-        """Until the end of the input."""
+        """Run until /exit or the end of the input."""
         while True:
             try:
                 text = read().strip()

@@ -16,8 +16,8 @@ class Conversation:
 
     Args:
         encode: token ids of messages in the chat template, ready for the answer (`LLM.chat_prompt`).
-        max_model_len: most tokens of prompt and answer together.
-        reserve: tokens to leave for the answer.
+        max_model_len: largest number of tokens of prompt and answer together.
+        reserve: number of tokens to leave for the answer.
         system: the system message, which always stays.
     """
 
@@ -35,12 +35,12 @@ class Conversation:
         self._first = 0
 
     def ask(self, text: str) -> tuple[list[int], int]:
-        """Take in what the user says; token ids of the prompt, and how many old messages no longer fit.
+        """Add a user message; returns (token ids of the prompt, number of old messages that no longer fit).
 
-        The oldest question goes with its answer, until the rest fits and leaves room for an answer.
+        The oldest questions are dropped with their answers until the rest fits and leaves room for an answer.
 
         Raises:
-            InvalidParameter: the message is no Unicode or alone does not fit; the conversation is as it was.
+            InvalidParameter: the message is not valid Unicode or does not fit alone; nothing is changed.
         """
         try:
             text.encode()
@@ -58,7 +58,7 @@ class Conversation:
         raise InvalidParameter("message", f"it does not fit into {self._room} tokens", remedy)
 
     def _try(self, first: int) -> list[int] | None:
-        """The prompt from message `first` on, None where it does not fit."""
+        """Token ids of the prompt from message `first` on; None if it does not fit."""
         try:
             ids = self._encode([*self._opening, *self._messages[first:]])
         except InvalidParameter as error:
@@ -69,15 +69,15 @@ class Conversation:
         return ids if len(ids) <= self._room else None
 
     def answer(self, text: str) -> None:
-        """Take in what the model answered."""
+        """Add the model's answer."""
         self._messages.append({"role": "assistant", "content": text})
 
     def take_back(self) -> None:
-        """Forget a question that got no answer."""
+        """Remove a question without an answer."""
         self._messages.pop()
 
     def save(self, path: Path) -> int:
-        """Write all turns, those that no longer fit too, as text; how many there were.
+        """Write all turns as text, including those that no longer fit; returns their number.
 
         Raises:
             InvalidParameter: the file cannot be written.

@@ -6,7 +6,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def seconds_of(field: str, text: str) -> float:
-    """Seconds of the option called `field`. Raises InvalidParameter for what is no time above 0."""
+    """Parse the value of option `field` into seconds. Raises InvalidParameter unless it is a time above 0."""
     number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
     try:
         found = float(number) * _UNITS[unit]

@@ -93,7 +93,7 @@ def generate(
 
 
 def _answer(llm: "LLM", token_ids: list[int], params: SamplingParams, compare: bool, as_json: bool) -> None:
-    """The answer, streamed with its closing table or as one object."""
+    """Print the answer, streamed with a table at the end or as one JSON object."""
     from paceline.evaluation.report import describe, run_once
 
     plain = run_once(llm.drafting_with(None), token_ids, params) if compare else None
@@ -125,7 +125,7 @@ def _grammar(json_schema: Path | None, regex: str | None) -> dict[str, str] | No
 
 
 def _record(run, plain, stats: dict) -> dict:
-    """The JSON object of the command."""
+    """The JSON object."""
     output = run.output
     record = {
         "text": output.text,

@@ -1,6 +1,6 @@
-"""Options that were given where they have no say: they are refused, since silence would look like obedience.
+"""Refusing options that were given but have no effect, since ignoring them would mislead the user.
 
-Whether an option was given, not whether its value is the default one.
+What counts is whether an option was given, not whether its value is the default.
 """
 
 from collections.abc import Collection
@@ -14,12 +14,12 @@ _GIVEN = ("COMMANDLINE", "ENVIRONMENT")
 
 
 def options_of(*groups: type) -> set[str]:
-    """Names of the options that dataclasses stand for; see `groups.grouped`."""
+    """Names of the options in dataclasses; see `groups.grouped`."""
     return {field.name for group in groups for field in fields(group)}
 
 
 def refuse_given(context: typer.Context, names: Collection[str], problem: str, remedy: str) -> None:
-    """Raise InvalidParameter for the first of the parameters `names` that was given; it is called as it was written."""
+    """Raise InvalidParameter, with the option's name, for the first of the parameters `names` that was given."""
     for parameter in context.command.params:
         if parameter.name not in names:
             continue

@@ -19,7 +19,7 @@ from paceline.types import SamplingParams
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` as typer should see it: the fields of its dataclasses in place of the dataclasses."""
+    """`command` with a signature for typer: the fields of its dataclasses instead of the dataclasses."""
     hints = get_type_hints(command, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if is_dataclass(kind) and isinstance(kind, type)}
     flat: list[inspect.Parameter] = []
@@ -99,7 +99,7 @@ class Sampling:
     seed: o.Seed = None
 
     def params(self, **more: Any) -> SamplingParams:
-        """With whatever else a request asks for."""
+        """The sampling parameters, with further fields of the request."""
         return SamplingParams(
             temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p, seed=self.seed,
             max_tokens=self.max_tokens, **more,

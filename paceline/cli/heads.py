@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Look at draft heads, convert them, check them.", no_args_is_help=True)
 
 _LAYOUTS = {"vllm": None, "sglang": "sglang", "llama.cpp": None, "paceline": None}
-"""Name of the layout for each program; None for the one that this project saves the family in."""
+"""Layout of files for each program; None for this project's own layout of the family."""
 _READING = "Reading files that leave things open"
 
 Head = Annotated[str, typer.Argument(help="Name such as smollm2-135m/eagle3, folder, file, or hub id.")]
@@ -168,7 +168,7 @@ SmolLM2-135M-Instruct -o eagle3-vllm
 
 
 def _written(record: "HeadRecord", destination: Path, to: str, dtype: str, model: str | None) -> Path:
-    """Where a head was written for the program `to`, with tables of `model` where that program wants them."""
+    """Write a head for the program `to`, with tables of `model` if that program needs them; returns the path."""
     from paceline.models.heads.files import save_head
 
     if model is None or to == "paceline":

@@ -8,9 +8,9 @@ from paceline.models.cache_dir import cache_dir
 
 
 def line_reader(prompt: str, words: Sequence[str]) -> Callable[[], str]:
-    """A function that reads a line. `words` are completed at the start of one.
+    """A function that reads a line, with completion of `words` at its start.
 
-    Its errors: EOFError at the end of the input, KeyboardInterrupt on Ctrl-C.
+    It raises EOFError at the end of the input and KeyboardInterrupt on Ctrl-C.
     """
     if sys.stdin.isatty() and sys.stdout.isatty():
         return _editor(prompt, words)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", int, float)
 
 NONE = "none"
-"""Plain decoding, where a drafter is named."""
+"""The name for plain decoding in place of a drafter's."""
 _ENGINE, _SAMPLING = EngineConfig(), SamplingParams()
 _DRAFTERS = (AUTO, NONE, *(name for name in drafter_names() if name != "plain"))
 _RULE = next(field.default for field in fields(SpeculativeConfig) if field.name == "rule")
@@ -236,7 +236,7 @@ def names(text: str | None) -> list[str]:
 
 
 def numbers(field: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
-    """``1,2,4`` as numbers of `kind`, at least one. Raises InvalidParameter for what is none."""
+    """``1,2,4`` as numbers of `kind`, at least one. Raises InvalidParameter for anything else."""
     try:
         if found := [kind(each) for each in names(text)]:
             return found
@@ -246,7 +246,7 @@ def numbers(field: str, text: str, kind: Callable[[str], Number]) -> list[Number
 
 
 def distinct_numbers(field: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
-    """`numbers`, each once: what is asked for twice would count as two in one table."""
+    """As `numbers`, without duplicates, which would be counted twice in a table."""
     found = numbers(field, text, kind)
     if len(set(found)) < len(found):
         raise InvalidParameter(field, f"{text!r} has a number twice", "name each once")
@@ -254,7 +254,7 @@ def distinct_numbers(field: str, text: str, kind: Callable[[str], Number]) -> li
 
 
 def share(field: str, text: str) -> float:
-    """``3%`` or ``0.03`` as a share. Raises InvalidParameter for what is none, or not above 0."""
+    """``3%`` or ``0.03`` as a fraction. Raises InvalidParameter for anything else, or if it is not above 0."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
         if not 0 < value < 1:
@@ -278,6 +278,6 @@ def drafter_of(llm: "LLM") -> str:
 
 
 def say_dtype(llm: "LLM", asked: str) -> None:
-    """Tell what `auto` chose, and why."""
+    """Print the dtype that `auto` chose, and why."""
     if asked == AUTO and llm.dtype_reason:
         messages.print(f"dtype {llm.dtype}: {llm.dtype_reason}", style="dim", soft_wrap=True)

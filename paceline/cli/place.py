@@ -57,13 +57,13 @@ class Search:
 
     @property
     def seconds(self) -> float | None:
-        """`time_budget`. Raises InvalidParameter for what is no time."""
+        """`time_budget` in seconds. Raises InvalidParameter if it is no time."""
         return None if self.time_budget is None else seconds_of("time_budget", self.time_budget)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is told besides the plan, and where it goes."""
+    """What is computed besides the plan, and where it is written."""
 
     price: Annotated[float | None, typer.Option("--price", help="Of a device per hour; the cost is told.")] = None
     pools: Annotated[
@@ -82,7 +82,7 @@ class Asked:
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
 
     def check(self, case: "Case") -> None:
-        """Refuse what cannot be told of this case."""
+        """Raise InvalidParameter for options that are invalid or do not apply to this case."""
         if self.price is not None and not 0 < self.price < float("inf"):
             raise InvalidParameter("price", f"{self.price}", "give what a device costs per hour, above 0")
         if self.pools is not None and not LEAST_LINK <= self.pools < float("inf"):
@@ -98,12 +98,12 @@ class Asked:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Found:
-    """A plan and what was asked about it.
+    """A plan with the requested analyses.
 
     Attributes:
-        tried: attainment by devices, of those tried on the way to `--reach`.
-        honest: on halves of the arrivals, and the confidence in the attainment.
-        apart: with devices that only read prompts or only generate.
+        tried: attainment by devices, for those tried to find `--reach`.
+        honest: (search on half of the arrivals, confidence interval of the attainment).
+        apart: with separate devices for prefill and decoding.
     """
 
     made: "CoPlan"
@@ -114,7 +114,7 @@ class _Found:
 
 
 def _check_drafters(case: "Case") -> None:
-    """Refuse drafters that no engine of the plan would have. The planner itself knows none."""
+    """Raise InvalidParameter for drafters that engines do not have; the planner does not check them."""
     drafts = {model.name: model.speculative for model in case.models if model.speculative is not None}
     if not drafts:
         return
@@ -228,8 +228,9 @@ def _show(found: _Found, price: float | None, told_cost: bool) -> None:
 def _planned(
     case: "Case", policy: str, reach: float | None, options: dict[str, Any]
 ) -> "tuple[CoPlan, Mapping[int, float] | Mapping[str, float]]":
-    """The plan, on all devices or the fewest (of several types: the cheapest) that reach an attainment; attainment by
-    devices of those tried."""
+    """(plan on all devices or, with `reach`, on the fewest that reach it; attainment by devices tried).
+
+    With several types of devices, `reach` takes the cheapest ones."""
     from paceline.placement.coplacement import coplan
     from paceline.placement.search.fewest import cheapest_types, fewest_devices
 
@@ -245,9 +246,9 @@ def _planned(
 
 
 def _held_out(case: "Case", made: "Plan", search: Search) -> "tuple[HeldOut, tuple[float, float]] | None":
-    """The plan on halves of its arrivals, and the confidence in its attainment; None where that cannot be.
+    """(search on half of the arrivals, confidence interval of the plan's attainment); None if impossible.
 
-    A plan that was searched on windows of a long trace has their error instead, from arrivals it has mostly not seen.
+    None too for a plan searched on windows of a long trace, which has their error instead, from mostly unseen arrivals.
     """
     from paceline.placement.search.honest import confidence, held_out
 
@@ -271,7 +272,7 @@ def _separate_roles(case: "Case", gigabytes: float) -> "SeparateRoles":
 
 
 def _explained(case: "Case", made: "Plan") -> "Explanation":
-    """Why the plan is as it is."""
+    """The explanation of the plan. Raises InvalidParameter for one with several placements."""
     from paceline.placement.explain import explain
 
     if made.windows:

@@ -89,7 +89,7 @@ def profile(
 
 
 def _config(model: str) -> "tuple[str, ModelConfig]":
-    """What the model is called by default, and its config; no weights are read."""
+    """(default name of the model, its config), without reading weights."""
     from paceline.models.resolve import resolve_config
     from paceline.placement.profiling.model_work import read_config
 
@@ -104,7 +104,7 @@ def _config(model: str) -> "tuple[str, ModelConfig]":
 def _made(
     name: str, work: Any, device: str | None, tuned: Path | None, seats: int, token_budget: int | None
 ) -> "tuple[ModelProfile, str]":
-    """The profile, and in words where it is from."""
+    """(profile, description of its source). Raises InvalidParameter unless one of `device` and `tuned` is given."""
     from paceline.placement import ModelProfile, ParallelConfig, Stages
     from paceline.placement.profiling import profile_from_sheet, read_device
     from paceline.placement.tokens import TokenProfile
@@ -138,7 +138,7 @@ def _scaled(made: "ModelProfile", factor: float) -> "ModelProfile":
 
 
 def _entry(split: Any, stages: Any) -> dict[str, Any]:
-    """As a case file has it."""
+    """A profile entry of a case file."""
     head = {"op": split.tensor, "pp": split.pipeline, "weight_mem": list(stages.weight_mem)}
     return head | {"kv_bytes": stages.kv_bytes, "tokens": stages.tokens.record()}
 
@@ -166,7 +166,7 @@ def _runs(found: "list[Comparison]") -> Table:
 
 
 def _verdict(where: str, found: "list[Comparison]", scale: float) -> str:
-    """One line: where the times are from, and how far off they are."""
+    """A line with the source of the times and their error."""
     from paceline.placement.profiling.compare import typical_error
 
     if not found:

@@ -38,7 +38,7 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def read_text(field: str, path: Path) -> str:
-    """What stands in the file that `field` names. Raises InvalidParameter when it cannot be read."""
+    """The text of the file given by the option `field`. Raises InvalidParameter if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Let a YAML file say what the command line does not."""
+    """Take options that are not on the command line from a YAML file."""
     if path is None:
         return None
     import yaml
@@ -195,7 +195,7 @@ async def _listen(
 
 @contextmanager
 def _telemetry(wanted: bool):
-    """What wraps an application so that OpenTelemetry is told; what is left to send is sent at the end."""
+    """Yield a wrapper that reports an application to OpenTelemetry, or None; flushes the rest at the end."""
     if not wanted:
         yield None
         return
@@ -209,7 +209,7 @@ def _telemetry(wanted: bool):
 
 @contextmanager
 def _request_log(path: Path | None):
-    """Where lines of requests go: nowhere, standard error for -, or a file."""
+    """Yield the stream of the request log: None, standard error for -, or a file."""
     if path is None or str(path) == "-":
         yield None if path is None else messages.file
     else:
@@ -229,7 +229,7 @@ def _event_log(path: Path | None):
 
 
 def need_extras() -> None:
-    """Raise InvalidParameter, with what to install, where the extra `serve` is missing."""
+    """Raise InvalidParameter, with what to install, if the extra `serve` is missing."""
     try:
         import prometheus_client  # noqa: F401
         import pydantic  # noqa: F401

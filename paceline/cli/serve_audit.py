@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from paceline.serving.worker import OpenModel
 
 _PAUSE = 0.5
-"""Seconds between looks whether the server has nothing to do."""
+"""Seconds between checks whether the server is idle."""
 
 
 class AuditBeside:
-    """Audits the model that a server opens.
+    """Audits the first model that a server opens.
 
     Args:
-        rate: share of its requests.
-        ledger: file that evidence is added to.
+        rate: fraction of its requests.
+        ledger: file that evidence is added to; None keeps it in memory.
     """
 
     def __init__(self, rate: float, ledger: Path | None) -> None:
@@ -37,7 +37,7 @@ class AuditBeside:
         self._name = ""
 
     def opener(self, open_model: "OpenModel") -> "OpenModel":
-        """`open_model`; the first model that it opens is audited."""
+        """`open_model`, wrapped so that the first model opened is audited."""
 
         def watched(spec: "ModelSpec") -> "AsyncLLM":
             llm = open_model(spec)
@@ -51,7 +51,7 @@ class AuditBeside:
         return watched
 
     def metrics(self) -> bytes:
-        """For the server's /metrics."""
+        """The audit's part of the server's /metrics; empty before it begins."""
         return b"" if self._audit is None else self._audit.prometheus_text(self._name)
 
     async def beside(self, serving: Awaitable[None]) -> None:

@@ -104,7 +104,7 @@ class ClusterOptions:
             raise InvalidParameter("cluster", problem, "leave them out: the plan and --num-cpus decide them")
 
     def paths(self) -> dict[str, str]:
-        """`weights` by name."""
+        """`weights` as a mapping from name to path."""
         return named_models("weights", self.weights)
 
 

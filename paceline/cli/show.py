@@ -70,7 +70,7 @@ class TokenPrinter:
 
 
 def why_short(output: RequestOutput) -> str | None:
-    """A sentence about an answer that failed, or ended without a token; None for all others."""
+    """A sentence on why an answer failed or has no tokens; None for all others."""
     if output.error is not None:
         return f"The request failed, and what it had said before is above: {output.error}"
     if output.text.strip():
@@ -123,7 +123,7 @@ def closing_table(run: Run, plain: Run | None, draft: str) -> Table:
 
 
 def is_identical(run: Run, plain: Run) -> bool:
-    """Token for token the same answer."""
+    """Whether two runs have the same output tokens."""
     return run.output.token_ids == plain.output.token_ids
 
 

@@ -23,7 +23,7 @@ def explanation_tables(explanation: Explanation) -> Iterator[Table]:
 
 
 def interference_map(found: Interference) -> HeatMap:
-    """Attainment that each model would gain without each other one, in points."""
+    """Heat map of the percentage points of attainment that each model would gain without each other one."""
     points = [[100 * value for value in row] for row in found.attainment]
     title = "What models that share groups cost each other"
     return HeatMap(title, "without this model", "this one would gain", "points", found.models, found.models, points)

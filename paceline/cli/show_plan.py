@@ -48,7 +48,7 @@ def plan_record(case: Case, plan: Plan) -> dict[str, Any]:
 
 
 def _serving_record(case: Case, placement: Placement) -> dict[str, Any]:
-    """What a cluster needs to know besides the groups: weights, deadlines, and how long stages take."""
+    """What a cluster needs besides the groups: weights, deadlines, and seconds of stages."""
     if case.is_generated:
         return _generated_record(case, placement)
     rules = ControllerRules()
@@ -65,7 +65,7 @@ def _serving_record(case: Case, placement: Placement) -> dict[str, Any]:
 
 
 def _generated_record(case: Case, placement: Placement) -> dict[str, Any]:
-    """The same for models that generate token by token: what passes cost, and what engines have room for."""
+    """As `_serving_record`, for models that generate token by token: costs of passes and room of engines."""
     evaluator = TokenEvaluator(case)
     tables = [evaluator.profiles_of(group) for group in placement.groups]
     models = []
@@ -89,12 +89,12 @@ def _generated_record(case: Case, placement: Placement) -> dict[str, Any]:
 
 
 def _speculation(model: PlacedModel) -> dict[str, Any]:
-    """How its engines draft, where the case or the place of its drafter says so."""
+    """The speculative configuration of its engines, from the case or the place of its drafter."""
     return {} if model.speculative is None else {"speculative": model.speculative}
 
 
 def _cache_room(case: Case, placement: Placement, model: int) -> dict[str, int]:
-    """Bytes for keys and values in the group where they are fewest, where the profile says what a token takes."""
+    """Least bytes for keys and values over its groups, if the profile has bytes per token."""
     rooms = []
     for group in placement.groups:
         if model in group.models and (each := case.profile_of(model).stages(group.parallel).kv_bytes):
@@ -104,7 +104,7 @@ def _cache_room(case: Case, placement: Placement, model: int) -> dict[str, int]:
 
 
 def drafts_record(found: CoPlan) -> dict[str, Any]:
-    """Where drafters live, by model name, and what every combination that was tried reaches; empty without drafters."""
+    """Places of drafters by model name, and the attainment of every combination tried; empty without drafters."""
     if not found.places:
         return {}
 
@@ -116,7 +116,7 @@ def drafts_record(found: CoPlan) -> dict[str, Any]:
 
 
 def drafts_table(found: CoPlan) -> Table:
-    """What every combination of places for the drafters reaches, the chosen one first."""
+    """Attainment of every combination of the drafters' places, the chosen one first."""
     table = Table(title="where drafters live", title_justify="left")
     names = [found.case.models[m].name for m in found.places]
     for name in (*names, "attainment"):
@@ -143,7 +143,7 @@ def result_record(case: Case, result: SimulationResult) -> dict[str, Any]:
 
 
 def group_table(case: Case, placement: Placement, result: SimulationResult) -> Table:
-    """One row per group: how it is split, what it holds, how busy it is."""
+    """One row per group: split, utilisation, attainment, models."""
     table = Table(title="groups", title_justify="left")
     for name in ("tensor x pipeline", "utilisation", "attainment"):
         table.add_column(name, justify="right")
@@ -157,7 +157,7 @@ def group_table(case: Case, placement: Placement, result: SimulationResult) -> T
 
 
 def model_table(case: Case, placement: Placement, result: SimulationResult) -> Table:
-    """One row per model: its traffic, its deadline, how many groups hold it, how many requests are in time."""
+    """One row per model: traffic, deadline, number of groups, attainment."""
     table = Table(title="models", title_justify="left")
     table.add_column("model")
     for name in ("requests/s", "slo (s)", "groups", "attainment"):
@@ -216,7 +216,7 @@ def cost_record(
 
 
 def cost_summary(cluster: Cluster, price: float | None, tried: Mapping[int, float] | Mapping[str, float]) -> str:
-    """One line on the same."""
+    """A line with what `cost_record` has."""
     total = cluster.price if price is None else cluster.num_devices * price
     cost = f", {total:g} per hour" if total else ""
     devices = f"{described(cluster)}" if cluster.types else f"{cluster.num_devices} devices"
@@ -225,13 +225,13 @@ def cost_summary(cluster: Cluster, price: float | None, tried: Mapping[int, floa
 
 
 def roles_record(found: SeparateRoles) -> dict[str, Any]:
-    """Pools that only read prompts, or only generate."""
+    """The JSON entry on separate pools for prefill and decoding."""
     pools = {"prefill": found.prefill.to_lists(), "decode": found.decode.to_lists()}
     return {"pools": pools | {"slo_attainment": found.slo_attainment, "tried": found.tried}}
 
 
 def roles_summary(found: SeparateRoles, attainment: float) -> str:
-    """One line on the same, beside the plan's own attainment."""
+    """A line with what `roles_record` has, beside the plan's attainment."""
     reads, writes = found.prefill.num_devices, found.decode.num_devices
     if not reads or not writes:
         return (

@@ -45,13 +45,13 @@ def show_table(table: Table, console: Console = messages) -> None:
 
 
 def _whole_width(column: Column) -> int:
-    """Cells of its longest line."""
+    """Width of the longest line of a column, in terminal cells."""
     lines = [line for text in (*column._cells, column.header) for line in str(text).splitlines()]
     return max(map(cell_len, lines), default=0)
 
 
 def _least_width(column: Column) -> int:
-    """Cells the column cannot do without: whole short cells, and the longest word of everything else."""
+    """Smallest width of a column in terminal cells: of its short texts, and of the longest word of all others."""
     texts = [str(cell) for cell in column._cells]
     pieces = [text for text in texts if cell_len(text) <= _SHORT]
     pieces += [word for text in (*texts, str(column.header)) for word in text.split()]
@@ -59,14 +59,14 @@ def _least_width(column: Column) -> int:
 
 
 class _Share(ProgressColumn):
-    """How much is done, where that is known."""
+    """The percentage done, if the total is known."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{task.percentage:>3.0f} %" if task.total else "")
 
 
 class _Left(ProgressColumn):
-    """When it will be done, by the pace of the last half minute."""
+    """The remaining time, estimated from the last half minute."""
 
     def render(self, task: Task) -> Text:
         left = task.time_remaining

@@ -223,7 +223,7 @@ def _finite(value: Any) -> Any:
 
 
 def _named(name: str, known: dict[str, Built]) -> Built:
-    """The entry called `name`."""
+    """The entry named `name`."""
     if name not in known:
         raise InvalidParameter("name", f"there is no {name!r}", f"use one of {', '.join(known)}")
     return known[name]
@@ -247,7 +247,7 @@ def _rate(alpha: float | None, acceptance_length: float | None, length: int | No
 
 
 def _predict(alpha: float, cost_ratio: float, row_cost: float, length: int | None) -> dict[str, Any]:
-    """What the measured form says with t(M) = 1 + row_cost (M - 1), in plain target passes."""
+    """The prediction of the measured form with t(M) = 1 + row_cost (M - 1), in units of a plain target pass."""
     check_cost("row_cost", row_cost)
 
     def passes(rows: int) -> float:

@@ -7,12 +7,12 @@ from typing import Any
 import typer
 
 _LEFT_OUT = {"output", "work", "plot", "threads", "as_json", "help"}
-"""Where things went and what was shown, which make no other head."""
+"""Options of paths and output, which do not change the result."""
 _ALWAYS = {"model", "time_budget"}
 
 
 def command_line(context: typer.Context) -> str:
-    """The command that is run, with the options that are not as by default; of files, the names without folders."""
+    """The running command with its non-default options and those of `_ALWAYS`; paths are reduced to file names."""
     arguments, options = [], []
     for parameter in context.command.params:
         name = parameter.name or ""

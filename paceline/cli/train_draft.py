@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from paceline.evaluation.pool_training import PoolReport
 
 _RATE, _WHOLE_MODEL_RATE = 1e-3, 2e-4
-"""Highest learning rates: of layers of the target or of low-rank updates, and of all weights of a whole model."""
+"""Default peak learning rates: for layers of the target or LoRA updates, and for all weights of a model."""
 _SERVED_SHARE = 0.1
-"""Of those rates where a draft goes on with what was served, as of heads."""
+"""Fraction of those rates for further training on served texts, as for heads."""
 _LAYERS = 4
 
 
@@ -174,7 +174,7 @@ def _show(before: dict, after: dict) -> None:
 
 
 def _layers(text: str) -> int | tuple[int, ...]:
-    """A number of layers, or which ones."""
+    """Parse a number of layers, or a list of their indices."""
     try:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError:

@@ -15,7 +15,7 @@ from paceline.cli.terminal import messages
 from paceline.cli.train_command import command_line
 
 _RATE, _RESUMED_RATE = 2e-3, 2e-4
-"""Highest learning rates: of a new head, and of one that is gone on with."""
+"""Default peak learning rates: for a new head, and for a resumed one."""
 
 
 @grouped
@@ -104,7 +104,7 @@ def head(
 
 
 def _long_text(model: str, path: Path | None) -> list[int]:
-    """Token ids of the text in a file; none for no file."""
+    """Token ids of the text in a file; empty without a file."""
     from paceline.models.resolve import resolve_model
 
     return [] if path is None else resolve_model(model).tokenizer.encode(read_text("text", path), False)

@@ -13,7 +13,7 @@ from paceline.cli.terminal import messages
 from paceline.cli.train_command import command_line
 
 _RATE = 5e-4
-"""Of the target; heads take four times that, which is the rate at which they learn beside a frozen one."""
+"""Default learning rate of the target; heads have four times that, as when they are trained for a frozen one."""
 
 
 @grouped

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.types import NamedProgress
 
 _CONTEXT = 4
-"""Tokens of the prompt's end that an answer is counted with, so that its first words are known too."""
+"""Number of last prompt tokens counted with each answer, so that its first tokens can be found too."""
 
 _TOKENS = 300_000
 
@@ -105,7 +105,7 @@ blue?"
 
 
 def _some(found: "list[Conversation]", tokens: int | None, seed: int) -> "list[Conversation]":
-    """Answers of that many tokens, chosen at random; all for None."""
+    """A random sample of answers with about `tokens` tokens in total; all for None."""
     if tokens is None:
         return found
     import numpy as np
@@ -118,7 +118,7 @@ def _some(found: "list[Conversation]", tokens: int | None, seed: int) -> "list[C
 def _written(
     model: str, config: "EngineConfig", prompts: Path | None, tokens: int, seed: int, progress: "NamedProgress"
 ) -> "tuple[ModelSource, list[Conversation]]":
-    """The model, and answers it wrote, some of them perhaps in an earlier run."""
+    """(model, answers it generated, in this or an earlier run)."""
     from dataclasses import asdict
 
     from paceline.drafters.lookup.find import cached_path
@@ -139,7 +139,7 @@ def _written(
 
 
 def _clean(found: "list[Conversation]", source: "ModelSource", benchmarks: Sequence[Path]) -> "list[Conversation]":
-    """The answers that share no 13 words with the prompts of a benchmark."""
+    """The answers that share no 13 consecutive words with the prompts of `benchmarks`."""
     if not benchmarks:
         return found
     from paceline.evaluation.prompts import load_prompts
@@ -152,12 +152,12 @@ def _clean(found: "list[Conversation]", source: "ModelSource", benchmarks: Seque
 
 
 def _counted(answer: "Conversation") -> Any:
-    """What is counted of an answer: it, and the end of its prompt."""
+    """The token ids to count: the answer, after the last tokens of its prompt."""
     return answer.ids[max(0, answer.num_prompt - _CONTEXT) :]
 
 
 def _report(built: "Memory", found: "Sequence[Conversation]", progress: "NamedProgress") -> dict[str, Any]:
-    """Tokens per pass of the held-out greedy answers, without the memory and with it."""
+    """Tokens and drafted tokens per pass on held-out greedy answers, without and with the memory."""
     from paceline.drafters.lookup.blended import Blended
     from paceline.training.replay_lookups import replay_lookups
 

@@ -47,9 +47,9 @@ Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the learning cur
 Seed = Annotated[int, typer.Option("--seed", help="Of text, order and start.")]
 
 _DTYPE = "w8a8"
-"""How the target's weights are stored while it writes, on CPUs."""
+"""Default dtype of the target while it generates text, on CPUs."""
 _WRITING_SHARE = 0.4
-"""Of a time budget, at most."""
+"""Largest fraction of the time budget for generating text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class TrainingRun:
         check_seed(self.seed)
 
     def text(self) -> "TextJob":
-        """The text that is asked for; by default in the cache, where every command for the model finds it."""
+        """The `TextJob` of the options; by default in a cache shared by all commands for the model."""
         from paceline.evaluation.training_text import TextJob
         from paceline.models.cache_dir import cache_dir
         from paceline.models.resolve import resolve_model
@@ -114,17 +114,17 @@ class TrainingRun:
         )
 
     def config(self) -> EngineConfig:
-        """Of the engine that writes the text."""
+        """Configuration of the engine that generates the text."""
         return EngineConfig(dtype=self.dtype, num_threads=self.threads)
 
     def config_on(self, device: str) -> EngineConfig:
-        """The same on a device, whose executor knows no 8-bit activations unless they are asked for."""
+        """As `config`, on `device`; the default dtype becomes ``auto`` on CUDA."""
         dtype = "auto" if device.startswith("cuda") and self.dtype == _DTYPE else self.dtype
         return replace(self.config(), device=device, dtype=dtype)
 
 
 def _benchmark(path: Path) -> frozenset[tuple[str, ...]]:
-    """Runs of words of a text file, or of every text in one of JSON lines. Raises InvalidParameter for none."""
+    """The n-grams of words of a text file, or of all strings in a JSON lines file. Raises InvalidParameter for none."""
     from paceline.training.heads.conversations import NGRAM, ngrams_of
 
     text = read_text("exclude", path)
@@ -140,7 +140,7 @@ def _benchmark(path: Path) -> frozenset[tuple[str, ...]]:
 
 
 def _strings(value: Any) -> "Iterator[str]":
-    """Every text in what JSON holds."""
+    """Yield every string in a JSON value, recursively."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (list, dict)):
@@ -184,7 +184,7 @@ def check_places(output: Path, plot: Path | None) -> Path:
 
 @contextmanager
 def training_bars() -> "Iterator[NamedProgress]":
-    """Bars; after Ctrl-C, what was kept and how to go on."""
+    """Progress bars; after Ctrl-C, print how to resume."""
     try:
         with progress_bars() as progress:
             yield progress
@@ -194,7 +194,7 @@ def training_bars() -> "Iterator[NamedProgress]":
 
 
 def remark(line: str) -> None:
-    """Something to know besides, on standard error."""
+    """Print a remark on standard error."""
     messages.print(line, soft_wrap=True)
 
 
@@ -213,25 +213,25 @@ class TrainingBar:
 
 
 def figure(tokens: float) -> str:
-    """Tokens per pass, "-" where no text was measured."""
+    """`tokens` per pass formatted, "-" for 0, where nothing was measured."""
     return f"{tokens:.2f}" if tokens else "-"
 
 
 def updates(done: "Progress") -> str:
-    """How many were made, and after how many the best evaluation, whose weights are saved."""
+    """A phrase with the number of updates, and with the one whose weights are saved, if it is not the last."""
     best = (done.best or {}).get("step", done.step)
     return f"{done.step} updates" + ("" if best == done.step else f", saved as it was after {best}")
 
 
 def greedy_figure(evaluation: "Mapping[str, Any] | None") -> str:
-    """Tokens per pass of an evaluation on greedy text, or that there was none."""
+    """A phrase with the tokens per pass on held-out greedy text, or saying that there was none."""
     tokens = (evaluation or {}).get("replayed", 0)
     where = "on held-out greedy text" if tokens else "(no greedy text was held out)"
     return f"{figure(tokens)} tokens per pass {where}"
 
 
 def draw_curve(done: "Progress", what: str, path: Path) -> None:
-    """Tokens per pass on held-out text against minutes of training."""
+    """Plot tokens per pass on held-out text over minutes of training into `path`."""
     from paceline.disk import writing
     from paceline.theory.curves import Chart, Series
     from paceline.theory.plots import draw
@@ -246,5 +246,5 @@ def draw_curve(done: "Progress", what: str, path: Path) -> None:
 
 
 def slug(model: str) -> str:
-    """A model's name as that of a folder."""
+    """A model's name turned into a valid name of a folder."""
     return "".join(c if c.isalnum() or c in "-._" else "-" for c in model.removesuffix(".gguf")).strip("-.")

@@ -71,7 +71,7 @@ def tree(
 
 
 def _print(search, paths, num_nodes: int) -> None:
-    """Accuracies, what to expect of trees of several sizes, and the option to paste."""
+    """Print the accuracies, expected tokens per pass of trees of several sizes, and the option to use."""
     shares = ", ".join(f"{share:.1%}" for share in search.accuracies)
     messages.print(f"{search.num_tokens} tokens; the draft's guess 1, 2, ... was right for {shares}")
     table = Table("nodes", "chain", "best tree", title="expected tokens per target pass")

@@ -78,7 +78,7 @@ def tune(
 
 
 def _verdict(profile: Profile) -> str:
-    """What the costs mean for drafting: how many more rows a pass takes for a tenth more time."""
+    """A line on what the costs mean for drafting: the number of rows that a pass takes within 10 % more time."""
     context = min(profile.seconds)
     rows = sorted(profile.seconds[context])
     one = profile.cost(1, context)
@@ -94,7 +94,7 @@ def _verdict(profile: Profile) -> str:
 
 
 def _batches(profile: Profile) -> str:
-    """What is besides the rows: further requests, the step around the pass, and where passes take a step up."""
+    """A line on the other costs: further requests, overhead of a step, and the tile of rows."""
     tile = f"Passes take a step up every {profile.tile} rows." if profile.tile else "Passes have no tile of rows."
     context = max(profile.segment_seconds)
     return (
