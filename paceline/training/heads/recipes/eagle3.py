@@ -9,7 +9,7 @@ from paceline.models.heads.record import HeadConfig
 from paceline.models.torch_executor.heads.eagle3 import Eagle3
 from paceline.training.heads.batches import Batch
 from paceline.training.heads.losses import Read
-from paceline.training.heads.recipes.base import Recipe, Target, with_norm_of
+from paceline.training.heads.recipes.base import REACHED_DECAY, Recipe, Target, with_norm_of
 from paceline.training.heads.rollout import rollout
 from paceline.training.heads.taps import eagle_taps
 
@@ -17,7 +17,7 @@ from paceline.training.heads.taps import eagle_taps
 class Eagle3Recipe(Recipe):
     """One layer of the target's shape."""
 
-    family = "eagle3"
+    family, decay, as_reached = "eagle3", REACHED_DECAY, True
 
     @staticmethod
     def describe(target: Target, draft_vocab_size: int, num_steps: int) -> HeadConfig:
