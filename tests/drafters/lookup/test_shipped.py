@@ -7,7 +7,7 @@ from paceline.drafters.lookup.memory import read_memory
 from paceline.models.download import BUILTIN_MODELS
 from paceline.models.resolve import resolve_model
 
-LARGEST = 4_200_000
+LARGEST = 6_000_000
 
 
 @pytest.mark.parametrize("name", BUILTIN_MODELS)

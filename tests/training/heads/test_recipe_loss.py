@@ -48,7 +48,7 @@ def written_out(recipe, batch, done):
             weight = recipe.decay**step * reached[place] / len(batch.anchors)
             total = total + weight * (lam * cross + (1 - lam) * (1 - a))
             if recipe.as_reached:
-                reached[place] *= (1 + float(a)) / 2
+                reached[place] *= (1 + float(a.detach())) / 2
             if recipe.family == "dspark":
                 token = batch.tokens(step)[place : place + 1]
                 says = recipe.net.confidence(read.hidden[place : place + 1].detach(), token)[0]
