@@ -9,7 +9,6 @@ the weight between them. A speculator whose steps are to share their weights tak
 """
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from paceline.models.heads.draft_ids import to_mask
 from paceline.models.heads.files import save_head
 from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.heads.registry import load_head
+from paceline.models.heads.shapes import head_shapes
 from paceline.models.resolve import resolve_model
 from paceline.training.heads.recipes import recipe_of
 from paceline.training.heads.target import training_target
@@ -72,7 +72,7 @@ def _dspark(record: HeadRecord, wanted: HeadConfig, rng: np.random.Generator) ->
 
 
 def _mlp_speculator(record: HeadRecord, wanted: HeadConfig, rng: np.random.Generator) -> tuple[HeadConfig, Tensors]:
-    """A wider state, and weights that the steps share."""
+    """A wider state, and weights that the steps share: those of the first steps."""
     before, after = record.config.inner_size, wanted.inner_size
     of = np.concatenate([np.arange(before), rng.permutation(before)[: after - before]])
     copies = np.bincount(of, minlength=before)[of].astype(np.float32)
@@ -88,7 +88,8 @@ def _mlp_speculator(record: HeadRecord, wanted: HeadConfig, rng: np.random.Gener
         return values[of] + _APART * noise(values[of])
 
     tensors: Tensors = {}
-    for name, values in shared_by_steps(record.tensors, wanted.tied).items():
+    for name in head_shapes(replace(record.config, tied=wanted.tied)):
+        values = record.tensors[name]
         if name in ("embed_proj.weight", "proj.0.weight"):
             tensors[name] = reading(values)
         elif name == "head_proj.weight":
@@ -98,16 +99,6 @@ def _mlp_speculator(record: HeadRecord, wanted: HeadConfig, rng: np.random.Gener
     return replace(record.config, inner_size=after, tied=wanted.tied, embedding_scale=wanted.embedding_scale), {
         name: values.astype(np.float32) for name, values in tensors.items()
     }
-
-
-def shared_by_steps(tensors: Mapping[str, np.ndarray], tied: bool) -> Mapping[str, np.ndarray]:
-    """Without what only later steps read, where the steps are to share their weights."""
-    mine = {"ln": 1, "proj": 2}
-    parts = {name: name.split(".") for name in tensors}
-    return {
-        name: values for name, values in tensors.items()
-        if not tied or parts[name][0] not in mine or int(parts[name][1]) < mine[parts[name][0]]
-    }  # fmt: skip
 
 
 _GROWERS = {"dspark": _dspark, "mlp_speculator": _mlp_speculator}

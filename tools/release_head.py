@@ -40,7 +40,7 @@ def release(
     card = own | said(told, before) | ({"accepted": accepted} if accepted else {})
     training = before.get("training", {})
     card["training"] = own["training"] | said(told_of_training, training)
-    if re.search(rf"--resume (\S*/)?{destination.name}(\s|$)", own["training"]["command"]):
+    if re.search(rf"--resume (\S*/)?{re.escape(destination.name)}(\s|$)", own["training"]["command"]):
         card["training"]["runs_before"] = [*training.get("runs_before", []), run_of(training)]
     save_head(replace(head, card=rounded(card)), destination, storage="int8")
 

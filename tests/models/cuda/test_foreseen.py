@@ -69,12 +69,17 @@ def plain_texts(steps, lengths=(20, 9), start=(4, 60)):
     return texts
 
 
-def test_what_was_foreseen_is_what_would_have_been_computed(model):
+def assert_says_the_plain_texts(model, steps, after_each=lambda: None):
     cache, rows = begun(model)
-    texts, tokens = plain_texts(8), [4, 60]
-    for step in range(8):
+    texts, tokens = plain_texts(steps), [4, 60]
+    for step in range(steps):
         tokens = answers(model, rows(tokens), cache)
         assert tokens == texts[step + 1]
+        after_each()
+
+
+def test_what_was_foreseen_is_what_would_have_been_computed(model):
+    assert_says_the_plain_texts(model, 8)
     foreseen = model._foreseen
     assert (foreseen.num_foreseen, foreseen.num_taken) == (8, 7)
 
@@ -117,12 +122,8 @@ def test_anything_else_is_computed(model, change):
 
 def test_a_pass_between_takes_the_picks_from_the_device(model):
     """A pass over another cache writes its own picks where those of this one lay: the next must not begin with them."""
-    cache, rows = begun(model)
-    texts, tokens = plain_texts(4), [4, 60]
-    for step in range(4):
-        tokens = answers(model, rows(tokens), cache)
-        assert tokens == texts[step + 1]
-        model.forward(build_rows([Part((0,), 0, [9, 8])]), model.new_cache(1))
+    between = build_rows([Part((0,), 0, [9, 8])])
+    assert_says_the_plain_texts(model, 4, lambda: model.forward(between, model.new_cache(1)))
     assert (model._foreseen.num_foreseen, model._foreseen.num_taken) == (2, 2)
 
 

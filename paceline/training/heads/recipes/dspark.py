@@ -31,8 +31,7 @@ class DSparkRecipe(Recipe):
 
     def __init__(self, target: Target, draft_ids: np.ndarray, num_steps: int) -> None:
         super().__init__(target, draft_ids, num_steps)
-        if self.config.markov_rank:
-            _only_named(cast(DSpark, self.net).markov_head.markov_w1.weight, self.ids)
+        _only_named(cast(DSpark, self.net).markov_head.markov_w1.weight, self.ids)
 
     @staticmethod
     def describe(target: Target, draft_vocab_size: int, num_steps: int) -> HeadConfig:
