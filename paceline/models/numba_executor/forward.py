@@ -21,7 +21,7 @@ from paceline.models.numba_executor.attend import attend_blocks, blocks_at_once,
 from paceline.models.numba_executor.experts import EXPERT_PHASES, ExpertScratch, ExpertWeights, experts_forward
 from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.kv_cache import first_element, write_token
-from paceline.models.numba_executor.linear import SILU, chunk, inner_product, product
+from paceline.models.numba_executor.linear import SILU, chunk, inner_product, product, rows_at_once
 from paceline.models.numba_executor.matrix import read_weights
 from paceline.models.numba_executor.operand import Operand, put
 from paceline.models.numba_executor.peaks import find_peaks
@@ -206,7 +206,7 @@ def _norm(shape, source, source_start, weight, bias, vector_start, eps, out, out
 @kernel
 def _norm_rows(scratch, phase, thread, num_threads, num_rows, weight, bias, layer, shape, eps):
     """normed = what the next product reads of hidden."""
-    size, hidden = chunk(num_rows, num_threads), shape.hidden
+    size, hidden = rows_at_once(num_rows, num_threads), shape.hidden
     first = take(scratch.counters, phase, size, num_rows)
     while first >= 0:
         for row in range(first, min(first + size, num_rows)):
@@ -221,7 +221,7 @@ def _norm_rows(scratch, phase, thread, num_threads, num_rows, weight, bias, laye
 @kernel
 def _merge_rows(scratch, phase, thread, num_threads, num_rows, weight, layer, shape, eps):
     """hidden += delta, normed and scaled where the model does."""
-    size, hidden = chunk(num_rows, num_threads), shape.hidden
+    size, hidden = rows_at_once(num_rows, num_threads), shape.hidden
     scale = v.splat(shape.residual_scale)
     first = take(scratch.counters, phase, size, num_rows)
     while first >= 0:
@@ -236,7 +236,7 @@ def _merge_rows(scratch, phase, thread, num_threads, num_rows, weight, layer, sh
 
 @kernel
 def _place_rows(phase, layer, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values):
-    size = chunk(num_rows, num_threads)
+    size = max(rows_at_once(num_rows, num_threads), PAGE_SIZE)  # a page's keys of all tokens share cache lines
     first = take(scratch.counters, phase, size, num_rows)
     while first >= 0:
         for row in range(first, min(first + size, num_rows)):

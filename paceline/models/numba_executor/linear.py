@@ -8,6 +8,7 @@ Shared by the dense layer (`forward.py`) and the mixture of experts (`experts.py
 
 import numpy as np
 
+from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel import kernel
@@ -23,6 +24,16 @@ SILU, GELU = 0, 1
 def chunk(total, num_threads):
     """Elements per chunk so that every thread gets a few."""
     return max(1, total // (CHUNKS_PER_THREAD * num_threads))
+
+
+@kernel
+def rows_at_once(num_rows, num_threads):
+    """Rows that a thread takes at a time: as many neighbours as go to every thread, up to a page.
+
+    Neighbours share cache lines, in keys and in the scales of activations. Two threads that write to the same lines
+    wait for each other: that took longer than the work itself.
+    """
+    return max(chunk(num_rows, num_threads), min(-(-num_rows // num_threads), PAGE_SIZE))
 
 
 @kernel

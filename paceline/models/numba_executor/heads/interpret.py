@@ -29,7 +29,7 @@ from paceline.models.numba_executor.heads.program import (
     WEIGHT,
 )
 from paceline.models.numba_executor.kernel import entry, kernel
-from paceline.models.numba_executor.linear import SILU, chunk, inner_product, product
+from paceline.models.numba_executor.linear import SILU, inner_product, product, rows_at_once
 from paceline.models.numba_executor.operand import Operand, operand_from
 from paceline.models.numba_executor.team import barrier, take
 
@@ -192,7 +192,7 @@ def _attend(number, op, first, count, num_threads, shape, batch, work, keys, val
 @kernel(forceinline=True)
 def _each_row(number, op, first, count, num_threads, shape, eps, store, batch, work, keys, values, thread):
     """Operations that take row by row."""
-    size = chunk(count, num_threads)
+    size = rows_at_once(count, num_threads)
     start = take(work.counters, number, size, count)
     while start >= 0:
         for row in range(start, min(start + size, count)):
