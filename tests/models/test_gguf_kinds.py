@@ -15,6 +15,7 @@ import pytest
 
 from paceline.models.dtypes import choose_dtype
 from paceline.models.gguf_file import GGUFCheckpoint
+from paceline.models.numba_executor import dot16
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.rows import Part, build_rows
 from tests.fakes import RandomCheckpoint, small_config
@@ -90,7 +91,8 @@ def test_a_file_of_each_kind(kind, tmp_path):
 
 @pytest.mark.parametrize(("kind", "dtype"), [("F16", "float16"), ("BF16", "bfloat16")])
 def test_files_of_16_bit_floats_are_multiplied_as_they_are(kind, dtype, tmp_path):
-    model = check(model_file(tmp_path / "model.gguf", kind, kind, vocab_size=257), "auto", 0.0)
+    rounds = kind == "BF16" and dot16.multiplies_pairs()  # activations, then, and not the weights
+    model = check(model_file(tmp_path / "model.gguf", kind, kind, vocab_size=257), "auto", 0.01 if rounds else 0.0)
     assert model.dtype_choice.name == dtype
 
 

@@ -27,8 +27,6 @@ MOST_HEADS = 3
 PAGES_AHEAD = 4
 """Pages scored at once; keys are prefetched as many ahead."""
 
-CACHE_LINE = 64
-"""Bytes of a cache line."""
 VALUES_AHEAD = PAGE_SIZE
 """Number of positions by which values are prefetched ahead."""
 
@@ -162,7 +160,7 @@ def _mix_columns(
                     at = v.element_pointer(context, builder, values, v_array, start)
                     soon = v.element_pointer(context, builder, value_starts, starts, builder.add(j, _I64(VALUES_AHEAD)))
                     soon = v.element_pointer(context, builder, values, v_array, builder.load(soon))
-                    for number in range(0, at_once, CACHE_LINE * 8 // (v.LANES * values.dtype.bitwidth)):
+                    for number in range(0, at_once, v.CACHE_LINE * 8 // (v.LANES * values.dtype.bitwidth)):
                         v.prefetch_ir(builder, builder.gep(soon, [builder.add(first_column, _I64(number * v.LANES))]))
                     row = _value_lanes(context, builder, values.dtype, at, first_column, at_once, dim)
                     for h in range(num_heads):

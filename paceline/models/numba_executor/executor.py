@@ -23,9 +23,9 @@ from paceline.models.numba_executor.gemm import PANEL, padded_rows
 from paceline.models.numba_executor.kernel import machine_code
 from paceline.models.numba_executor.kernel_cache import compiled_forward
 from paceline.models.numba_executor.kv_cache import NumbaCache, choose_cache_dtype, flat, new_kv_cache
-from paceline.models.numba_executor.operand import Operand, new_operand
+from paceline.models.numba_executor.operand import ROUNDS, Operand, activations_of, new_operand
 from paceline.models.numba_executor.team import Team
-from paceline.models.numba_executor.weights import BLOCKS, ROUNDS, load_weights, shape_of
+from paceline.models.numba_executor.weights import BLOCKS, load_weights, shape_of
 from paceline.models.positions import rope_table_of, rotary_tables
 from paceline.models.rows import Part, build_rows
 from paceline.types import Progress
@@ -41,7 +41,8 @@ class NumbaModel:
 
     Args:
         checkpoint: weights; converted on first use, memory-mapped afterwards.
-        dtype: storage of the weights, ``bfloat16``, ``float16``, ``float32`` or ``int8`` with arithmetic in float32; or
+        dtype: storage of the weights, ``bfloat16``, ``float16``, ``float32`` or ``int8`` with arithmetic in float32
+            (``bfloat16`` with activations rounded to it where the processor multiplies such numbers, see `operand`); or
             ``w8a8``, where activations are rounded to 8 bits too and multiplied as integers; ``gguf``, the same with
             the blocks of a GGUF file as they are; or ``auto``, see `choose_dtype`.
         num_threads: threads of a pass; by default the physical cores that this process may use.
@@ -73,9 +74,8 @@ class NumbaModel:
         self._shape = shape_of(checkpoint.config)
         self.dtype_choice = choose_dtype(dtype, checkpoint, "numba", "cpu")
         dtype = self.dtype_choice.name
-        rounds = dtype in ROUNDS
-        self._operand = partial(new_operand, rounds=rounds, fine=dtype == BLOCKS)
-        default = "float16" if rounds else "float32"
+        self._operand = partial(new_operand, kind=activations_of(dtype), fine=dtype == BLOCKS)
+        default = "float16" if dtype in ROUNDS else "float32"
         self._cache_dtype = choose_cache_dtype(kv_cache_dtype, default, self._shape.head_dim)
         no_tables = np.zeros(0, np.float32)
         config, layers = self._config, range(self._shape.layers)

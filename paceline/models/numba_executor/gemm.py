@@ -1,12 +1,13 @@
 """Matrix products of few rows with packed weights, which take most of the time of decoding.
 
-Weights [N, K] are packed into panels of 32 output rows with one scale per output row. In float32, bfloat16 (as uint16)
-and int8 a panel is [K, 32]: for k = 0, 1, .. K-1 a tile of up to 12 rows of activations widens 32 weights in registers
-and does one fused multiply-add per row. In 8-bit products (uint8) it is [K / 4, 32, 4]: activations are 8-bit codes
-(`operand.py`), products of a group of 32 are summed as integers, and the sums of groups in order as floats. Either way
-every output is summed in the same order whatever the number of rows: **a row's result does not depend, bit for bit, on
-which rows share the pass**. With few rows the cost is reading the weights, so verifying five tokens costs little more
-than decoding one.
+Weights [N, K] are packed into panels of 32 output rows with one scale per output row. In float32, float16 and int8 a
+panel is [K, 32]: for k = 0, 1, .. K-1 a tile of up to 12 rows of activations widens 32 weights in registers and does
+one fused multiply-add per row. So it is in bfloat16 (uint16), but on processors that multiply pairs of such numbers
+(`dot16.py`): there a panel is [K / 2, 32, 2] and activations are bfloat16 too. In 8-bit products (uint8) it is
+[K / 4, 32, 4]: activations are 8-bit codes (`operand.py`), products of a group of 32 are summed as integers, and the
+sums of groups in order as floats. In all of them every output is summed in the same order whatever the number of rows:
+**a row's result does not depend, bit for bit, on which rows share the pass**. With few rows the cost is reading the
+weights, so verifying five tokens costs little more than decoding one.
 
 Not for threads (`team.py`) or for the layers of a model (`forward.py`).
 """
@@ -19,7 +20,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-from paceline.models.numba_executor import dot8, isa
+from paceline.models.numba_executor import dot8, dot16, isa
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.blocks.formats import PANEL
 from paceline.models.numba_executor.kernel import OPTIONS, kernel
@@ -44,14 +45,20 @@ ZERO_BYTE = 128
 _I64 = ir.IntType(64)
 
 
+def _side_by_side(item_bits: int, unsigned: bool) -> int:
+    """How many weights of an output row lie side by side in a panel of this element type."""
+    if not unsigned:
+        return 1
+    return dot8.BYTES if item_bits == 8 else dot16.PAIR if dot16.multiplies_pairs() else 1
+
+
 def pack(weights: np.ndarray) -> np.ndarray:
-    """Weights [N, K] as flat panels, [ceil(N / 32), K, 32] or of bytes [.., K / 4, 32, 4]; zeros after the end."""
+    """Weights [N, K] as flat panels [ceil(N / 32), K / s, 32, s], with s weights side by side; zeros after the end."""
     n, k = weights.shape
-    in_bytes = weights.dtype == np.uint8
-    padded = np.full((padded_rows(n), k), ZERO_BYTE if in_bytes else 0, weights.dtype)
+    side = _side_by_side(8 * weights.itemsize, weights.dtype.kind == "u")
+    padded = np.full((padded_rows(n), k), ZERO_BYTE if weights.dtype == np.uint8 else 0, weights.dtype)
     padded[:n] = weights
-    inner = dot8.BYTES if in_bytes else 1
-    return np.ascontiguousarray(padded.reshape(-1, PANEL, k // inner, inner).transpose(0, 2, 1, 3)).reshape(-1)
+    return np.ascontiguousarray(padded.reshape(-1, PANEL, k // side, side).transpose(0, 2, 1, 3)).reshape(-1)
 
 
 def padded_rows(n: int) -> int:
@@ -66,12 +73,14 @@ def stored_weight(w, start, k, column):
 
 @overload(stored_weight, jit_options=OPTIONS)
 def _stored_weight(w, start, k, column):
+    side = _side_by_side(w.dtype.bitwidth, isinstance(w.dtype, types.Integer) and not w.dtype.signed)
+
     def of_bytes(w, start, k, column):
-        at = start + k // dot8.BYTES * (PANEL * dot8.BYTES) + column * dot8.BYTES + k % dot8.BYTES
-        return np.float32(np.int32(w[at]) - ZERO_BYTE)
+        return np.float32(np.int32(w[start + k // side * (PANEL * side) + column * side + k % side]) - ZERO_BYTE)
 
     def of_lanes(w, start, k, column):
-        return v.lane(v.load(w, start + k * PANEL + column // v.LANES * v.LANES), column % v.LANES)
+        at = k // side * (PANEL * side) + column * side + k % side
+        return v.lane(v.load(w, start + at // v.LANES * v.LANES), at % v.LANES)
 
     return of_bytes if w.dtype == types.uint8 else of_lanes
 
@@ -83,7 +92,10 @@ def _accumulate(typingctx, rows, x, first_row, depth, w, w_start):
         return None
     count = rows.literal_value
     result = types.UniTuple(v.vector, 2 * count)
-    sums_of = _sums_of_bytes if w.dtype == types.uint8 else _sums_of_floats
+    in_pairs = w.dtype == types.uint16 and dot16.multiplies_pairs()
+    if in_pairs != (x[0].dtype == types.uint16):
+        return None
+    sums_of = _sums_of_pairs if in_pairs else _sums_of_bytes if w.dtype == types.uint8 else _sums_of_floats
 
     def emit(context, builder, sig, args):
         _, operand, row, end, w_array, w_first = args
@@ -99,6 +111,33 @@ def _accumulate(typingctx, rows, x, first_row, depth, w, w_start):
     return result(rows, x, types.intp, types.intp, w, types.intp), emit
 
 
+def _prefetch_lines(builder, step, step_bytes, halves, count) -> None:
+    """Ask for the lines that begin in the given halves of the step of a panel `PREFETCH_BYTES` further on.
+
+    In a tile of fewer than `TILE_ROWS` rows, no other rows need them.
+    """
+    half_bytes = step_bytes // 2
+    step = builder.bitcast(step, ir.IntType(8).as_pointer())
+    for at in range(0, step_bytes, v.CACHE_LINE):
+        if at // half_bytes in halves:
+            v.prefetch_ir(builder, builder.gep(step, [_I64(at + PREFETCH_BYTES)]), once=count < TILE_ROWS)
+
+
+def _sums_of_pairs(context, builder, w, w_pointer, depth, count, row_of) -> list[ir.Value]:
+    """One instruction for two weights of each of sixteen outputs, all bfloat16."""
+    x_rows = [row_of(0, depth, _I64(number)) for number in range(count)]
+
+    def step(k, sums):
+        at = builder.mul(k, _I64(dot16.PAIR))
+        panel = builder.gep(w_pointer, [builder.mul(at, _I64(PANEL))])
+        _prefetch_lines(builder, panel, dot16.PAIR * PANEL * w.dtype.bitwidth // 8, range(2), count)
+        halves = [dot8.load_ir(builder, builder.gep(panel, [_I64(h * v.LANES * dot16.PAIR)])) for h in range(2)]
+        pairs = (dot8.splat_ir(builder, builder.gep(row, [at])) for row in x_rows)
+        return _pairwise(lambda half, pair, total: dot16.dot_pairs(builder, total, half, pair), halves, pairs, sums)
+
+    return v.accumulate_ir(builder, builder.sdiv(depth, _I64(dot16.PAIR)), [v.ZERO] * (2 * count), step)
+
+
 def _sums_of_floats(context, builder, w, w_pointer, depth, count, row_of) -> list[ir.Value]:
     """One fused multiply-add per weight and row, in the order of the weights."""
     x_rows = [row_of(0, depth, _I64(number)) for number in range(count)]
@@ -109,11 +148,11 @@ def _sums_of_floats(context, builder, w, w_pointer, depth, count, row_of) -> lis
         def step(k, sums):
             k = builder.add(first, k)
             panel = builder.gep(w_pointer, [builder.mul(k, _I64(PANEL))])
-            v.prefetch_ir(builder, builder.gep(panel, [_I64(PREFETCH_BYTES // w.dtype.bitwidth * 8)]))
+            _prefetch_lines(builder, panel, PANEL * w.dtype.bitwidth // 8, halves, count)
             weights = [
                 v.load_widened(context, builder, w.dtype, builder.gep(panel, [_I64(h * v.LANES)])) for h in halves
             ]
-            activations = [v.splat_ir(builder, builder.load(builder.gep(x_rows[row], [k]))) for row in rows]
+            activations = (v.splat_ir(builder, builder.load(builder.gep(x_rows[row], [k]))) for row in rows)
             return _pairwise(lambda *triple: v.fma_ir(builder, *triple), weights, activations, sums)
 
         return v.accumulate_ir(builder, size, sums, step)
@@ -141,6 +180,7 @@ def _sums_of_bytes(context, builder, w, w_pointer, depth, count, row_of) -> list
     if count >= IN_TURN_FROM and dot8.adds_shorts(context):
         return _sums_in_turn(builder, w_pointer, depth, groups, count, row_of)
     dot, steps = dot8.choose_dot(context), GROUP // dot8.BYTES
+    length = v.unknown_ir(builder, steps) if count > 1 else _I64(steps)  # unrolled, more rows want too many registers
     x_rows, scales, offsets = (
         [row_of(field, per_row, _I64(number)) for number in range(count)]
         for field, per_row in enumerate((depth, builder.mul(groups, _I64(2)), groups))
@@ -149,13 +189,13 @@ def _sums_of_bytes(context, builder, w, w_pointer, depth, count, row_of) -> list
     def group(number, sums):
         def step(k, totals):
             k = builder.add(builder.mul(number, _I64(steps)), k)
-            halves = _codes_of_step(builder, w_pointer, k, range(2))
+            halves = _codes_of_step(builder, w_pointer, k, range(2), count)
             at = builder.mul(k, _I64(dot8.BYTES))
-            codes = [dot8.splat_ir(builder, builder.gep(x_row, [at])) for x_row in x_rows]
+            codes = (dot8.splat_ir(builder, builder.gep(x_row, [at])) for x_row in x_rows)
             return _pairwise(lambda half, code, total: dot(builder, total, half, code), halves, codes, totals)
 
         starts = [dot8.splat_ir(builder, builder.gep(row, [number])) for row in offsets for _ in range(2)]
-        totals = v.accumulate_ir(builder, _I64(steps), starts, step)
+        totals = v.accumulate_ir(builder, length, starts, step)
         totals = [builder.sitofp(total, v.VECTOR_IR) for total in totals]
         pair = builder.mul(number, _I64(2))  # both halves of a group have the same scale here
         factors = [v.splat_ir(builder, builder.load(builder.gep(row, [pair]))) for row in scales]
@@ -164,13 +204,11 @@ def _sums_of_bytes(context, builder, w, w_pointer, depth, count, row_of) -> list
     return v.accumulate_ir(builder, groups, [v.ZERO] * (2 * count), group)
 
 
-def _codes_of_step(builder, w_pointer, k, halves) -> list[ir.Value]:
+def _codes_of_step(builder, w_pointer, k, halves, count) -> list[ir.Value]:
     """Four weights of each row of the panel, or of half of them; those of later steps are asked for."""
     panel = builder.gep(w_pointer, [builder.mul(k, _I64(PANEL * dot8.BYTES))])
-    lines = [builder.gep(panel, [_I64(half * v.LANES * dot8.BYTES)]) for half in halves]
-    for line in lines:
-        v.prefetch_ir(builder, builder.gep(line, [_I64(PREFETCH_BYTES)]))
-    return [dot8.load_ir(builder, line) for line in lines]
+    _prefetch_lines(builder, panel, PANEL * dot8.BYTES, halves, count)
+    return [dot8.load_ir(builder, builder.gep(panel, [_I64(half * v.LANES * dot8.BYTES)])) for half in halves]
 
 
 def _sums_in_turn(builder, w_pointer, depth, groups, count, row_of) -> list[ir.Value]:
@@ -183,7 +221,7 @@ def _sums_in_turn(builder, w_pointer, depth, groups, count, row_of) -> list[ir.V
     def part(number, half, first):
         ends, base = first + at_once == steps, builder.mul(number, _I64(steps))
         places = [builder.add(base, _I64(first + i)) for i in range(at_once)]
-        weights = [dot8.less_128(builder, _codes_of_step(builder, w_pointer, k, [half])[0]) for k in places]
+        weights = [dot8.less_128(builder, _codes_of_step(builder, w_pointer, k, [half], count)[0]) for k in places]
 
         def one(row):
             x_row, place = row_of(0, depth, row), builder.add(builder.mul(row, _I64(2)), _I64(half))
@@ -210,9 +248,13 @@ def _sums_in_turn(builder, w_pointer, depth, groups, count, row_of) -> list[ir.V
 
 
 def _pairwise(combine, halves, activations, sums) -> list[ir.Value]:
-    """combine(half, activation, sum) of every row's activation with both halves of the panel."""
-    pairs = [(half, activation) for activation in activations for half in halves]
-    return [combine(*pair, old) for pair, old in zip(pairs, sums, strict=True)]
+    """combine(half, activation, sum) of every row's activation with both halves of the panel.
+
+    `activations` are made one by one where they are needed: all twelve of a tile, made first, need more registers than
+    there are.
+    """
+    old = iter(sums)
+    return [combine(half, activation, next(old)) for activation in activations for half in halves]
 
 
 def _make_tile(rows: int):
@@ -300,7 +342,8 @@ def _choose_widened_tiles(
             )  # fmt: skip
         return whole
 
-    return once if w.dtype in (types.uint16, types.int16, types.int8) else not_at_all
+    floats = x[0].dtype == types.float32
+    return once if floats and w.dtype in (types.uint16, types.int16, types.int8) else not_at_all
 
 
 @kernel

@@ -1,4 +1,7 @@
-"""Activations as a product reads them: floats as they are, or rounded to 8 bits in groups of 32 or 16.
+"""Activations as a product reads them: floats as they are, rounded to bfloat16, or to 8 bits in groups of 32 or 16.
+
+In the dtype ``bfloat16`` activations are rounded as the weights are, which is what PyTorch does, on processors that
+multiply such numbers twice as fast; on others they stay float32.
 
 In the dtype ``w8a8`` each 32 activations of a row share a scale, largest magnitude / 127, so that an outlier affects
 the precision of its own group only (the same groups as llama.cpp's Q8_0); in ``gguf`` each 16 do, which halves the
@@ -19,8 +22,11 @@ from numba.extending import intrinsic, overload
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.blocks.formats import GROUP
 from paceline.models.numba_executor.dot8 import SUMS_IR
+from paceline.models.numba_executor.dot16 import multiplies_pairs
 from paceline.models.numba_executor.kernel import OPTIONS, kernel
 
+ROUNDS = ("w8a8", "gguf")
+"""Dtypes that round activations to 8 bits."""
 HIGHEST = np.float32(127)
 _FROM_OFFSET = np.float32(-1 / 128)
 SMALLEST = np.float32(1e-30)
@@ -31,7 +37,7 @@ class Operand(NamedTuple):
     """Rows of activations.
 
     Attributes:
-        values: flat [rows, depth], float32, or int8 codes.
+        values: flat [rows, depth], float32, bfloat16 (as uint16), or int8 codes.
         scales: flat [rows, depth / 16] float32, scale of each 16 codes; empty for floats.
         offsets: flat [rows, depth / 32] int32, -128 times the sum of 32 codes, which corrects for weights that are
             stored as unsigned bytes with 128 added. Empty for floats.
@@ -48,10 +54,17 @@ class Operand(NamedTuple):
     fine: int
 
 
-def new_operand(size: int, rounds: bool, fine: bool = False) -> Operand:
-    """An uninitialised operand of `size` (rows times depth) activations, as floats or as codes; see `Operand.fine`."""
-    groups = size // GROUP if rounds else 0
-    values = np.empty(size, np.int8 if rounds else np.float32)
+def activations_of(dtype: str) -> type:
+    """Element type of the activations that are multiplied with weights of a dtype (`weights.STORED`, ``gguf``)."""
+    if dtype in ROUNDS:
+        return np.int8
+    return np.uint16 if dtype == "bfloat16" and multiplies_pairs() else np.float32
+
+
+def new_operand(size: int, kind: type, fine: bool = False) -> Operand:
+    """An uninitialised operand of `size` (rows times depth) activations of `activations_of`; see `Operand.fine`."""
+    groups = size // GROUP if kind is np.int8 else 0
+    values = np.empty(size, kind)
     scales, halves = np.empty(2 * groups, np.float32), np.empty(2 * groups, np.int32)
     offsets, totals = np.empty(groups, np.int32), np.empty(groups, np.float32)
     return Operand(values, scales, offsets, halves, totals, int(fine))
@@ -130,7 +143,7 @@ def put(operand, row, depth, column, source, start, size):
 
 @overload(put, jit_options=OPTIONS)
 def _put(operand, row, depth, column, source, start, size):
-    return _put_floats if operand[0].dtype == types.float32 else _put_codes
+    return _put_codes if operand[0].dtype == types.int8 else _put_floats
 
 
 @kernel
@@ -151,6 +164,8 @@ def copy_row(source, row, target, place, depth):
 def read_row(source, row, depth, out):
     """out[0:depth] = a row as floats."""
     groups = depth // v.LANES if len(source.scales) > 0 else 0
-    for i in range(depth):
-        value = np.float32(source.values[row * depth + i])
-        out[i] = value * source.scales[row * groups + i // v.LANES] if groups else value
+    for i in range(0, depth, v.LANES):
+        lanes = v.load(source.values, row * depth + i)
+        if groups > 0:
+            lanes = v.mul(lanes, v.splat(source.scales[row * groups + i // v.LANES]))
+        v.store(out, i, lanes)

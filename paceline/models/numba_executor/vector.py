@@ -16,9 +16,11 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, register_model
 
-from paceline.models.numba_executor import halves
+from paceline.models.numba_executor import dot16, halves
 
 LANES = 16
+CACHE_LINE = 64
+"""Bytes."""
 
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
@@ -76,8 +78,11 @@ def load_widened(context: Any, builder: ir.IRBuilder, dtype: types.Type, pointer
 
 
 def narrow_ir(context: Any, builder: ir.IRBuilder, dtype: types.Type, value: ir.Value) -> ir.Value:
-    """A vector as stored in an array of float32, or as float16, rounded to nearest even, in one of int16."""
-    return halves.narrow_ir(context, builder, value) if dtype == types.int16 else value
+    """A vector as stored in an array of float32, or rounded to nearest even: as float16 in one of int16, as bfloat16 in
+    one of uint16 (where `dot16.multiplies_pairs`)."""
+    if dtype == types.int16:
+        return halves.narrow_ir(context, builder, value)
+    return dot16.round_ir(builder, value) if dtype == types.uint16 else value
 
 
 def store_ir(builder: ir.IRBuilder, value: ir.Value, pointer: ir.Value) -> None:
@@ -90,12 +95,16 @@ def fma_ir(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.V
     return call(builder, "llvm.fma.v16f32", VECTOR_IR, [a, b, c])
 
 
-def prefetch_ir(builder: ir.IRBuilder, pointer: ir.Value) -> None:
-    """Prefetch the cache line at `pointer`, which need not be mapped, for reading."""
+def prefetch_ir(builder: ir.IRBuilder, pointer: ir.Value, once: bool = False) -> None:
+    """Prefetch the cache line at `pointer`, which need not be mapped, for reading.
+
+    Args:
+        once: it is read once, soon: only the first-level cache gets it. Otherwise the second-level cache does.
+    """
     byte = builder.bitcast(pointer, ir.IntType(8).as_pointer())
     kind = ir.FunctionType(ir.VoidType(), [byte.type, _I32, _I32, _I32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [byte, _I32(0), _I32(2), _I32(1)])
+    builder.call(function, [byte, _I32(0), _I32(0 if once else 2), _I32(1)])
 
 
 def accumulate_ir(
@@ -121,6 +130,12 @@ def accumulate_ir(
     return new
 
 
+def unknown_ir(builder: ir.IRBuilder, count: int) -> ir.Value:
+    """`count` as a number that LLVM does not know, so that it does not unroll a loop."""
+    index = ir.IntType(64)
+    return builder.asm(ir.FunctionType(index, [index]), "", "=r,0", [index(count)], False)
+
+
 def each_ir(builder: ir.IRBuilder, count: int, one: Callable[[ir.Value], None]) -> None:
     """one(i) for i in 0 .. count - 1, as a loop that LLVM does not unroll: it cannot know `count`.
 
@@ -132,13 +147,12 @@ def each_ir(builder: ir.IRBuilder, count: int, one: Callable[[ir.Value], None]) 
         for i in range(count):
             one(index(i))
         return
-    unknown = builder.asm(ir.FunctionType(index, [index]), "", "=r,0", [index(count)], False)
 
     def step(i: ir.Value, nothing: list[ir.Value]) -> list[ir.Value]:
         one(i)
         return nothing
 
-    accumulate_ir(builder, unknown, [], step)
+    accumulate_ir(builder, unknown_ir(builder, count), [], step)
 
 
 class Vectors:

@@ -19,8 +19,6 @@ from paceline.models.numba_executor.kernel import OPTIONS, kernel
 from paceline.models.numba_executor.linear import chunk
 from paceline.models.numba_executor.team import SPINS_BEFORE_YIELD, acquire, fetch_add, yield_processor
 
-LINE = 64
-"""Bytes of a cache line."""
 MOST_BYTES = 1 << 17
 """Most bytes that a thread prefetches, so that they are still in its L2 cache when they are needed."""
 
@@ -68,7 +66,7 @@ def barrier_before(counters, meetings, thread, num_threads, w, layer, columns, d
     while acquire(counters, 0) < meetings * num_threads:
         if at < end:
             _ask(at)
-            at += LINE
+            at += v.CACHE_LINE
         else:
             spins += 1
             if spins > SPINS_BEFORE_YIELD:

@@ -23,11 +23,12 @@ from paceline.models.dtypes import has_blocks
 from paceline.models.intact import is_sealed, seal
 from paceline.models.numba_executor.blocks.formats import FORMATS
 from paceline.models.numba_executor.blocks.store import no_matrix, read_matrix, write_matrix
+from paceline.models.numba_executor.dot16 import multiplies_pairs
 from paceline.models.numba_executor.experts import ExpertWeights
 from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, ZERO_BYTE, pack, padded_rows
 from paceline.models.numba_executor.linear import GELU, SILU
-from paceline.models.numba_executor.operand import GROUP
+from paceline.models.numba_executor.operand import GROUP, ROUNDS
 from paceline.models.positions import frequencies, rotary_dim
 from paceline.types import Progress
 
@@ -37,8 +38,6 @@ STORED = {"bfloat16": np.uint16, "float16": np.int16, "float32": np.float32, "in
 """Element type of panels by dtype; panels of gguf are bytes of blocks."""
 BLOCKS = "gguf"
 """The dtype of matrices in the blocks of a file."""
-ROUNDS = ("w8a8", BLOCKS)
-"""Dtypes that round activations, in groups of 32."""
 LAYOUT = 6
 """Version of the packing; increase it to have weights converted again."""
 
@@ -106,7 +105,8 @@ def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None =
         raise InvalidParameter("dtype", f"{dtype!r} is unknown", f"use one of auto, {', '.join(STORED)}, {BLOCKS}")
     shape_of(checkpoint.config)
     _check_rounding(checkpoint, dtype)
-    folder = cache_dir() / "converted" / f"{checkpoint.fingerprint}-{dtype}-{LAYOUT}"
+    kind = "bfloat16-pairs" if dtype == "bfloat16" and multiplies_pairs() else dtype
+    folder = cache_dir() / "converted" / f"{checkpoint.fingerprint}-{kind}-{LAYOUT}"
     if not is_sealed(folder):
         _remove(folder)
         _convert_into(folder, checkpoint, dtype, progress or (lambda done, total: None))

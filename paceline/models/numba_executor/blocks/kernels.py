@@ -67,7 +67,7 @@ def _multiply(typingctx, rows, form, groups, codes, scales, halves, totals, pane
         def half(number, _):
             start = _pointer(builder, panel, ir.IntType(8), builder.mul(number, half_bytes))
             column = builder.mul(number, _I64(HALF))
-            sums = emit_sums(context, builder, fmt, start, groups, count, row_at)
+            sums = emit_sums(context, builder, fmt, start, groups, count, row_at, once=count < TILE_ROWS)
             sums = _where(builder, bias, sums, lambda _: _pointer(builder, bias, ir.FloatType(), column))
 
             def place(row):

@@ -57,13 +57,14 @@ class _Unit(NamedTuple):
 
 
 def emit_sums(context: Any, builder: ir.IRBuilder, form: BlockFormat, start: ir.Value, groups: ir.Value,
-              num_rows: int, row: Callable[[ir.Value], Row]) -> list[ir.Value]:  # fmt: skip
+              num_rows: int, row: Callable[[ir.Value], Row], once: bool) -> list[ir.Value]:  # fmt: skip
     """A vector per row of activations: its products with the 16 rows of half a panel at byte pointer `start`.
 
     Args:
         row: returns the pointers of a row by its number.
+        once: no other rows need these weights in this pass, see `vector.prefetch_ir`.
     """
-    emit = _Emitter(context, builder, form)
+    emit = _Emitter(context, builder, form, once)
     per_unit = form.unit // GROUP
     if dot8.adds_shorts(context):
         in_turn = _InTurn(emit, num_rows, row)
@@ -86,8 +87,8 @@ def emit_sums(context: Any, builder: ir.IRBuilder, form: BlockFormat, start: ir.
 class _Emitter:
     """Writes the code for a group of one format."""
 
-    def __init__(self, context: Any, builder: ir.IRBuilder, form: BlockFormat) -> None:
-        self.context, self.builder, self.form = context, builder, form
+    def __init__(self, context: Any, builder: ir.IRBuilder, form: BlockFormat, once: bool = False) -> None:
+        self.context, self.builder, self.form, self.once = context, builder, form, once
         self.dot = dot8.choose_dot(context, form.largest_code)
         bits = form.zero.bit_length()
         self.lift = OFFSET_BITS + 1 - bits if bits and self.dot is dot8.dot_512 else 0
@@ -169,7 +170,7 @@ class _Emitter:
 
     def prefetch(self, start: ir.Value, size: int) -> None:
         for line in range(0, size, LINE):
-            v.prefetch_ir(self.builder, self.builder.gep(start, [_I64(line + PREFETCH_BYTES)]))
+            v.prefetch_ir(self.builder, self.builder.gep(start, [_I64(line + PREFETCH_BYTES)]), self.once)
 
     def registers(self, start: ir.Value) -> Callable[[int], ir.Value]:
         """A function step -> its codes, replaced by the format's table if any."""

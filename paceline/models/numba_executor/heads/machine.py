@@ -22,7 +22,7 @@ from paceline.models.numba_executor.heads.interpret import Batch, Store, Work, r
 from paceline.models.numba_executor.heads.program import Buffer, Program
 from paceline.models.numba_executor.kernel import kernel_sources, machine_code
 from paceline.models.numba_executor.kv_cache import GROUP, NumbaCache, flat, new_kv_cache
-from paceline.models.numba_executor.operand import new_operand
+from paceline.models.numba_executor.operand import activations_of, new_operand
 from paceline.models.numba_executor.team import Team
 from paceline.models.rope import inverse_frequencies
 
@@ -54,18 +54,18 @@ class Machine:
         layer: sizes of its attention and its norms' epsilon; None for a network without attention.
         num_layers: layers with keys and values.
         team: threads, the target's own.
-        rounds: activations are rounded for products.
+        dtype: of the weights; decides how activations are rounded for products.
         cache_dtype: of keys and values.
         eps: of the norms.
     """
 
     def __init__(self, store: dict[str, np.ndarray], buffers: Sequence[Buffer], layer: ModelConfig | None,
-                 num_layers: int, team: Team, rounds: bool, cache_dtype: str, eps: float) -> None:  # fmt: skip
+                 num_layers: int, team: Team, dtype: str, cache_dtype: str, eps: float) -> None:  # fmt: skip
         nothing = np.zeros(0, np.float32)
         self.store = Store(**store, rope_cos=nothing, rope_sin=nothing)
         self.shape = shape_of_layers(layer, num_layers)
         self._buffers, self._layer, self._team = buffers, layer, team
-        self._rounds, self._eps = rounds, np.float32(eps)
+        self.dtype, self._eps = dtype, np.float32(eps)
         self._cache_dtype = "float16" if cache_dtype == "int8" and self.shape.head_dim % GROUP else cache_dtype
         self._room = (0, 0, 0, 0)
         self._work: Work | None = None
@@ -143,7 +143,7 @@ class Machine:
         return Work(
             counters=np.zeros(0, np.int64),
             floats=floats(size[False]),
-            codes=new_operand(size[True], self._rounds),
+            codes=new_operand(size[True], activations_of(self.dtype)),
             places=places,
             page_mass=NOT_WEIGHED,
             row=floats(threads, widest),

@@ -128,7 +128,7 @@ class Material:
         layer = self.record.config.layer
         return Machine(
             {**stored, **shared, "draft_ids": draft_ids}, buffers.all, layer, num_layers, self._model.team,
-            self.dtype == "w8a8", self._model.cache_dtype, self.layer.norm_eps if eps is None else eps,
+            self.dtype, self._model.cache_dtype, self.layer.norm_eps if eps is None else eps,
         )  # fmt: skip
 
     def _target_head(self) -> np.ndarray:
