@@ -19,12 +19,12 @@ import numpy as np
 from common import console
 
 from paceline.models.base import NORMED
+from paceline.models.heads.build import make_net
 from paceline.models.heads.nets import BlockOfRows, HalfAutoregressiveNet
 from paceline.models.heads.record import HeadConfig, HeadRecord, TargetPrint
 from paceline.models.heads.shapes import head_shapes
 from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor.executor import NumbaModel
-from paceline.models.numba_executor.heads.build import make_net
 from paceline.models.resolve import resolve_model
 from paceline.models.rows import Part, build_rows
 
