@@ -23,7 +23,7 @@ from paceline.models.numba_executor.gemm import PANEL, padded_rows
 from paceline.models.numba_executor.kernel import machine_code
 from paceline.models.numba_executor.kernel_cache import compiled_forward
 from paceline.models.numba_executor.kv_cache import NumbaCache, choose_cache_dtype, flat, new_kv_cache
-from paceline.models.numba_executor.operand import ROUNDS, Operand, activations_of, new_operand
+from paceline.models.numba_executor.operand import Operand, activations_of, new_operand
 from paceline.models.numba_executor.team import Team
 from paceline.models.numba_executor.weights import BLOCKS, load_weights, shape_of
 from paceline.models.positions import rope_table_of, rotary_tables
@@ -75,7 +75,7 @@ class NumbaModel:
         self.dtype_choice = choose_dtype(dtype, checkpoint, "numba", "cpu")
         dtype = self.dtype_choice.name
         self._operand = partial(new_operand, kind=activations_of(dtype), fine=dtype == BLOCKS)
-        default = "float16" if dtype in ROUNDS else "float32"
+        default = "float32" if activations_of(dtype) is np.float32 else "float16"
         self._cache_dtype = choose_cache_dtype(kv_cache_dtype, default, self._shape.head_dim)
         no_tables = np.zeros(0, np.float32)
         config, layers = self._config, range(self._shape.layers)
