@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.models.base import PAGE_SIZE
+from paceline.models.base import PAGE_SIZE, pages_for
 from paceline.models.numba_executor.attention import (
     MOST_HEADS,
     NOTHING,
@@ -32,14 +32,40 @@ from paceline.models.numba_executor.operand import put
 MOST_BLOCKS = 24
 """Most blocks in a run."""
 
-ELEMENTS_AT_ONCE = 8192
-"""Elements of keys or values that each block processes before the next pages: 32 KiB, to stay in the L1 cache."""
+ELEMENTS_AT_ONCE = 4096
+"""Elements of keys or values that each block processes before the next pages: 8 to 16 KiB, to stay in an L1 cache that
+may be shared with another program."""
 
 ELEMENTS_NEAR = 1 << 16
 """Most elements of keys with which values are prefetched while keys are read: 64 to 256 KiB of each."""
 
 SLACK = 2 * PAGE_SIZE
 """Spare scores after a head's last position: the last page's rest, and a page for branches."""
+
+
+class AttentionScratch(NamedTuple):
+    """Buffers of attention, [threads, ...].
+
+    Attributes:
+        scores, sums: of the blocks of a run.
+        page_starts, value_starts: where the pages and the values of a context begin.
+    """
+
+    scores: np.ndarray
+    sums: np.ndarray
+    page_starts: np.ndarray
+    value_starts: np.ndarray
+
+
+def new_attention_scratch(num_threads: int, context: int, head_dim: int) -> AttentionScratch:
+    """Buffers for contexts of up to `context` tokens."""
+    pages, query_heads = pages_for(context), MOST_BLOCKS * MOST_HEADS
+    return AttentionScratch(
+        scores=np.empty((num_threads, query_heads * (pages * PAGE_SIZE + SLACK)), np.float32),
+        sums=np.empty((num_threads, query_heads * 2 * head_dim), np.float32),
+        page_starts=np.empty((num_threads, pages + 1 + PAGES_AHEAD), np.int64),
+        value_starts=np.empty((num_threads, (pages + 2) * PAGE_SIZE), np.int64),
+    )
 
 
 class Run(NamedTuple):
@@ -144,8 +170,9 @@ def _first_run(
 
 @kernel(forceinline=True)
 def _attend_run(run, thread, batch, scratch, keys, values):
-    page_starts, value_starts = scratch.page_starts[thread], scratch.value_starts[thread]
-    scores, sums = scratch.scores[thread], scratch.sums[thread]
+    lent = scratch.attention
+    page_starts, value_starts = lent.page_starts[thread], lent.value_starts[thread]
+    scores, sums = lent.scores[thread], lent.sums[thread]
     natural_lengths, num_keys, branch_slots = batch.natural_lengths, batch.num_keys, batch.branch_slots
     _locate_pages(run, batch.page_tables[batch.segments[run.first // run.blocks]], page_starts, value_starts)
     _score_pages(run, scratch.qkv, keys, values, natural_lengths, num_keys, page_starts, scores)
@@ -263,20 +290,30 @@ def _weigh_pages(run, scores, natural_lengths, num_keys, page_mass, num_pages):
 
 @kernel
 def _mix_values(run, values, natural_lengths, num_keys, branch_slots, page_starts, value_starts, scores, sums):
-    """sums [blocks, even and odd, heads, head_dim] = the values that a row attends to, weighted and summed."""
+    """sums [blocks, even and odd, heads, head_dim] = the values that a row attends to, weighted and summed.
+
+    First those of whole pages that all rows share, some pages at a time for every block, then each row's own.
+    """
     dim, size, own = run.head_dim, 2 * MOST_HEADS * run.head_dim, -1
+    shared = run.shared // PAGE_SIZE * PAGE_SIZE
     sums[: (run.last - run.first) * size] = 0
-    for first in range(0, run.longest, run.pages_at_once * PAGE_SIZE):
+    for first in range(0, shared, run.pages_at_once * PAGE_SIZE):
+        stop = min(first + run.pages_at_once * PAGE_SIZE, shared)
         for block in range(run.first, run.last):
             row, _, heads, at = _place(block, run)
-            stop = min(first + run.pages_at_once * PAGE_SIZE, num_keys[row])
-            if stop >= run.shared and row != own:
-                _locate_own(run, natural_lengths[row], num_keys[row], branch_slots[row], page_starts, value_starts)
-                own = row
             begin = max(first, _first_key(run, num_keys[row]) // PAGE_SIZE * PAGE_SIZE)
             if begin < stop:
                 start = (block - run.first) * size
                 mix(heads, scores, at, run.stride, values, value_starts, begin, stop, sums, start, dim)
+    for block in range(run.first, run.last):
+        row, _, heads, at = _place(block, run)
+        if row != own:
+            _locate_own(run, natural_lengths[row], num_keys[row], branch_slots[row], page_starts, value_starts)
+            own = row
+        begin = max(shared, _first_key(run, num_keys[row]) // PAGE_SIZE * PAGE_SIZE)
+        if begin < num_keys[row]:
+            start = (block - run.first) * size
+            mix(heads, scores, at, run.stride, values, value_starts, begin, num_keys[row], sums, start, dim)
 
 
 @kernel

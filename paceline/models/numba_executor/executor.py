@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import InvalidParameter
-from paceline.models.base import PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers, pages_for
+from paceline.models.base import ForwardOutput, KVCache, Rows, checked_layers
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.dtypes import choose_dtype
-from paceline.models.numba_executor.attend import MOST_BLOCKS, SLACK
-from paceline.models.numba_executor.attention import MOST_HEADS, PAGES_AHEAD
+from paceline.models.numba_executor.attend import new_attention_scratch
 from paceline.models.numba_executor.experts import ExpertScratch
 from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weights, num_counters
 from paceline.models.numba_executor.gemm import PANEL, padded_rows
@@ -239,7 +238,6 @@ def _new_scratch(
     def floats(*size: int) -> np.ndarray:
         return np.empty(size, np.float32)
 
-    pages, query_heads = pages_for(context), MOST_BLOCKS * MOST_HEADS
     return Scratch(
         counters=np.zeros(0, np.int64),
         hidden=floats(rows * shape.hidden),
@@ -257,10 +255,7 @@ def _new_scratch(
         wide=floats(
             num_threads, PANEL * max(shape.hidden, shape.inner, shape.shared_inner, shape.heads * shape.head_dim)
         ),
-        scores=floats(num_threads, query_heads * (pages * PAGE_SIZE + SLACK)),
-        page_starts=np.empty((num_threads, pages + 1 + PAGES_AHEAD), np.int64),
-        value_starts=np.empty((num_threads, (pages + 2) * PAGE_SIZE), np.int64),
-        sums=floats(num_threads, query_heads * 2 * shape.head_dim),
+        attention=new_attention_scratch(num_threads, context, shape.head_dim),
         experts=_expert_scratch(shape, operand, rows),
     )
 

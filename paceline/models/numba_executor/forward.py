@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.attend import attend_blocks, blocks_at_once, blocks_per_group
+from paceline.models.numba_executor.attend import AttentionScratch, attend_blocks, blocks_at_once, blocks_per_group
 from paceline.models.numba_executor.experts import EXPERT_PHASES, ExpertScratch, ExpertWeights, experts_forward
 from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.kv_cache import first_element, write_token
@@ -148,7 +148,7 @@ class Batch(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Buffers of one pass, flat but for the last seven: six are [threads, ...], then those of the experts."""
+    """Buffers of one pass, flat but for `row`, `gate_up` and `wide`, which are [threads, ...]."""
 
     counters: np.ndarray
     hidden: np.ndarray
@@ -164,10 +164,7 @@ class Scratch(NamedTuple):
     row: np.ndarray
     gate_up: np.ndarray
     wide: np.ndarray
-    scores: np.ndarray
-    page_starts: np.ndarray
-    value_starts: np.ndarray
-    sums: np.ndarray
+    attention: AttentionScratch
     experts: ExpertScratch
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.models.numba_executor.attend import attend_blocks, blocks_at_once, blocks_per_group
+from paceline.models.numba_executor.attend import AttentionScratch, attend_blocks, blocks_at_once, blocks_per_group
 from paceline.models.numba_executor.heads.each_row import on_row
 from paceline.models.numba_executor.heads.program import (
     ATTEND,
@@ -87,8 +87,8 @@ class Batch(NamedTuple):
 class Work(NamedTuple):
     """Buffers of a pass.
 
-    `places` and `code_places` [buffers, 2] say where a buffer begins in `floats` or `codes`, and its width; the last
-    seven are [threads, ...].
+    `places` and `code_places` [buffers, 2] say where a buffer begins in `floats` or `codes`, and its width; `row`,
+    `gate_up` and `wide` are [threads, ...].
     """
 
     counters: np.ndarray
@@ -99,10 +99,7 @@ class Work(NamedTuple):
     row: np.ndarray
     gate_up: np.ndarray
     wide: np.ndarray
-    scores: np.ndarray
-    page_starts: np.ndarray
-    value_starts: np.ndarray
-    sums: np.ndarray
+    attention: AttentionScratch
 
 
 class _Attending(NamedTuple):
@@ -111,10 +108,7 @@ class _Attending(NamedTuple):
     qkv: np.ndarray
     mixed: Operand
     page_mass: np.ndarray
-    scores: np.ndarray
-    page_starts: np.ndarray
-    value_starts: np.ndarray
-    sums: np.ndarray
+    attention: AttentionScratch
 
 
 class _Rows(NamedTuple):
@@ -176,7 +170,7 @@ def _attend(number, op, first, count, num_threads, shape, batch, work, keys, val
     lent = _Attending(
         work.floats[work.places[op[SOURCE], 0] :],
         operand_from(codes, target),
-        work.page_mass, work.scores, work.page_starts, work.value_starts, work.sums,
+        work.page_mass, work.attention,
     )  # fmt: skip
     total = count * shape.kv_heads * blocks_per_group(shape)
     size = blocks_at_once(count, len(batch.page_tables), num_threads, shape)

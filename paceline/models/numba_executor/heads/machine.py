@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.models.base import PAGE_SIZE, Rows, pages_for
+from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.config import ModelConfig
 from paceline.models.kernel_disk import keep_on_disk
-from paceline.models.numba_executor.attend import MOST_BLOCKS, SLACK
-from paceline.models.numba_executor.attention import MOST_HEADS, PAGES_AHEAD
+from paceline.models.numba_executor.attend import new_attention_scratch
 from paceline.models.numba_executor.executor import NOT_WEIGHED
 from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, padded_rows
@@ -129,7 +128,7 @@ class Machine:
         self.store = self.store._replace(rope_cos=cos, rope_sin=sin)
 
     def _new_work(self, rows: int, asked: int, context: int, num_operations: int) -> Work:
-        threads, pages, query_heads = self._team.num_threads, pages_for(context), MOST_BLOCKS * MOST_HEADS
+        threads = self._team.num_threads
         places, size = np.zeros((len(self._buffers), 2), np.int64), {False: 0, True: 0}
         for buffer in self._buffers:
             places[buffer.index] = size[buffer.rounded], buffer.width
@@ -149,10 +148,7 @@ class Machine:
             row=floats(threads, widest),
             gate_up=floats(threads, max(rows, asked) * 2 * PANEL),
             wide=floats(threads, PANEL * deepest),
-            scores=floats(threads, query_heads * (pages * PAGE_SIZE + SLACK)),
-            page_starts=np.empty((threads, pages + 1 + PAGES_AHEAD), np.int64),
-            value_starts=np.empty((threads, (pages + 2) * PAGE_SIZE), np.int64),
-            sums=floats(threads, query_heads * 2 * self.shape.head_dim),
+            attention=new_attention_scratch(threads, context, self.shape.head_dim),
         )
 
 
