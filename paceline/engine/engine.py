@@ -307,7 +307,8 @@ class Engine:
             settle(self.cache, grant, verdict)
         result.token_ids = (*(tree.tokens[node] for node in verdict.path), verdict.token)
         if scores.taps and grant.is_decode:
-            kept = [0, *(node + 1 for node in verdict.path)]
+            nodes = [0, *(node + 1 for node in verdict.path)]
+            kept = slice(len(nodes)) if nodes[-1] == len(nodes) - 1 else nodes  # of a chain nothing is copied
             result.taps = {tap: states[kept] for tap, states in scores.taps.items()}
         if len(tree):
             result.num_draft_tokens, result.depth = len(tree), max(tree.depths)

@@ -84,8 +84,9 @@ class HiddenStates:
         held.drop_before(first)
         before = self._computed(context, first, min(held.first, last))
         after = self._computed(context, max(first, held.end), last)
-        by_tap = zip(*before, *held.pieces, *after, strict=True)
-        states = np.concatenate([np.concatenate(states) for states in by_tap], axis=1)[: last - first]
+        pieces = [*before, *held.pieces, *after]
+        one = pieces[0] if len(pieces) == 1 else map(np.concatenate, zip(*pieces, strict=True))
+        states = np.concatenate(list(one), axis=1)[: last - first]
         held.drop_before(last - 1)
         return states
 

@@ -191,8 +191,8 @@ class NumbaModel:
         if not taps:
             return ForwardOutput(logits, peaks=peaks)
         hidden = scratch.taps[: len(taps) * num_rows * self._shape.hidden]
-        states = hidden.reshape(len(taps), num_rows, self._shape.hidden)
-        return ForwardOutput(logits, {layer: states[i].copy() for i, layer in enumerate(taps)}, peaks)
+        states = hidden.reshape(len(taps), num_rows, self._shape.hidden).copy()
+        return ForwardOutput(logits, dict(zip(taps, states, strict=True)), peaks)
 
     def _places_of(self, taps: tuple[int, ...]) -> np.ndarray:
         """Index in `taps` of each possible tap [layers + 2], -1 for none; cached per `taps` and never modified."""
