@@ -49,9 +49,10 @@ _DRAFTERS = {
 
 AUTO = "auto"
 """The drafter that is used when none is named."""
-LEAST_BYTES = 200e6
+LEAST_BYTES = 300e6
 """Smallest number of bytes read by a target pass for which ``auto`` uses a head. Below, the overhead of a step and the
-weights of the head cost more than the head saves: measured with 81 million bytes, not with 269 (docs/drafters.md)."""
+weights of the head cost more than the head saves: with 81 million bytes always, with 269 in greedy decoding, while at
+temperature 1 the head gains as little there (docs/drafters.md)."""
 LEAST_BYTES_ON_A_GPU = 6e9
 """The same on a GPU. There a chain of four tokens by EAGLE-3 takes 1.7 ms of an H100, which reads 5 GB in that time;
 with a head besides lookups a model of 269 million bytes was a third slower for one request, 45 % for eight
