@@ -2,8 +2,8 @@
 
 float32 is the reference. The change is given with the standard error of its mean over tokens. The text is cut into
 windows that each start without context; every type reads the same ones. Top-1 agreement is the share of positions whose
-most likely next token is float32's. ``gguf/int8`` is dtype ``gguf`` with keys and values kept as ``int8``. llama.cpp
-(llama-cpp-python) may read the same windows of ids.
+most likely next token is float32's. ``gguf/int8`` is dtype ``gguf`` with keys and values kept as ``int8``;
+``torch/bfloat16`` is PyTorch's arithmetic. llama.cpp (llama-cpp-python) may read the same windows of ids.
 
     python benchmarks/quality.py --text novel.txt
     python benchmarks/quality.py --text novel.txt --dtypes gguf --peer llama-cpp
@@ -23,10 +23,11 @@ from common import console, finish, show
 from peers.llama_cpp import LlamaCppLogits
 from rich.progress import track
 
-from paceline.models.base import PAGE_SIZE
+from paceline.models.base import PAGE_SIZE, CausalLM
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.resolve import ModelSource, resolve_model
 from paceline.models.rows import Part, build_rows
+from paceline.models.torch_executor.model import TorchModel
 
 Reader = Callable[[list[int]], Iterable[np.ndarray]]
 """From a window's ids to the logits below each, in pieces [rows, vocab] that hold until the next is asked for."""
@@ -71,6 +72,9 @@ def readers(args: argparse.Namespace, source: ModelSource) -> Iterator[tuple[str
     """(name, reader of a window's logits), float32 first; each is freed before the next is loaded."""
     for dtype in ("float32", *args.dtypes):
         weights, _, kept = dtype.partition("/")
+        if weights == "torch":
+            yield dtype, partial(own_logits, TorchModel(source.checkpoint, dtype=kept))
+            continue
         model = NumbaModel(source.checkpoint, weights, args.threads, kv_cache_dtype=kept or "auto")
         yield dtype, partial(own_logits, model)
         model.close()
@@ -78,12 +82,12 @@ def readers(args: argparse.Namespace, source: ModelSource) -> Iterator[tuple[str
         yield name, LlamaCppLogits(args.model, args.threads, args.window)
 
 
-def own_logits(model: NumbaModel, window: list[int]) -> Iterator[np.ndarray]:
+def own_logits(model: CausalLM, window: list[int]) -> Iterator[np.ndarray]:
     """Logits [rows, vocab] of the window's tokens, a few rows at a time: a row is the whole vocabulary."""
     pages = range(-(-len(window) // PAGE_SIZE))
     cache = model.new_cache(len(pages))
     for start in range(0, len(window), _ROWS):
-        yield model.forward(build_rows([Part(pages, start, window[start : start + _ROWS])]), cache).logits
+        yield np.asarray(model.forward(build_rows([Part(pages, start, window[start : start + _ROWS])]), cache).logits)
 
 
 def read(logits_of: Reader, windows: list[list[int]], name: str) -> tuple[np.ndarray, np.ndarray]:

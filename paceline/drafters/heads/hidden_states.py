@@ -85,8 +85,8 @@ class HiddenStates:
         before = self._computed(context, first, min(held.first, last))
         after = self._computed(context, max(first, held.end), last)
         pieces = [*before, *held.pieces, *after]
-        one = pieces[0] if len(pieces) == 1 else map(np.concatenate, zip(*pieces, strict=True))
-        states = np.concatenate(list(one), axis=1)[: last - first]
+        by_tap = pieces[0] if len(pieces) == 1 else [np.concatenate(states) for states in zip(*pieces, strict=True)]
+        states = np.concatenate(by_tap, axis=1)[: last - first]
         held.drop_before(last - 1)
         return states
 
