@@ -24,7 +24,7 @@ from paceline.models.numba_executor.kernel import entry
 from paceline.models.rows import Part, build_rows
 from tests.fakes import RandomCheckpoint, small_config
 
-from .tiny import gguf_metadata, gguf_name, write_gguf
+from .tiny import gguf_metadata, gguf_name, operand_of, write_gguf
 
 DEPTH = 512
 ROWS = 3
@@ -68,23 +68,10 @@ def test_exponents_from_end_to_end():
     raw = random_blocks("MXFP4", 32, DEPTH)
     raw.reshape(-1, 17)[:253, 0] = np.arange(253)
     assert np.array_equal(codes_of("MXFP4", raw).values(FORMATS["MXFP4"]), by_gguf("MXFP4", raw))
-    x = rounded(np.random.default_rng(1).standard_normal((ROWS, DEPTH)).astype(np.float32))
+    x = operand_of(np.random.default_rng(1).standard_normal((ROWS, DEPTH)).astype(np.float32), fine=True)
     assert np.array_equal(
         run_rows("MXFP4", pack(codes_of("MXFP4", raw), FORMATS["MXFP4"]), x, DEPTH)[1], by_gguf("MXFP4", raw)
     )
-
-
-@njit
-def fill(codes, source, count, depth):
-    for row in range(count):
-        operand.put(codes, row, depth, 0, source, row * depth, depth)
-
-
-def rounded(rows: np.ndarray) -> operand.Operand:
-    """[rows, depth] floats as an operand."""
-    codes = operand.new_operand(rows.size, np.int8, fine=True)
-    fill(codes, rows.reshape(-1), *rows.shape)
-    return codes
 
 
 def some_rows(name: str):
@@ -119,7 +106,7 @@ def some_products():
     def make(name):
         raw = random_blocks(name, 32, DEPTH)
         packed, expected = pack(codes_of(name, raw), FORMATS[name]), by_gguf(name, raw)
-        x = rounded(np.random.default_rng(1).standard_normal((ROWS, DEPTH)).astype(np.float32))
+        x = operand_of(np.random.default_rng(1).standard_normal((ROWS, DEPTH)).astype(np.float32), fine=True)
         return packed, x, expected, *run_rows(name, packed, x, DEPTH)
 
     return cache(make)
@@ -169,7 +156,7 @@ def test_a_row_of_a_mixed_matrix_does_not_depend_on_its_company(num_rows):
     depth, parts = 96, [("Q4_1", random_blocks("Q4_1", 64, 96)), ("Q8_0", random_blocks("Q8_0", 40, 96))]
     w = as_blocks(parts, depth)
     rng = np.random.default_rng(2)
-    x = rounded(rng.standard_normal((num_rows + 2, depth)).astype(np.float32))
+    x = operand_of(rng.standard_normal((num_rows + 2, depth)).astype(np.float32), fine=True)
     bias, old = rng.standard_normal(128).astype(np.float32), rng.standard_normal((num_rows, 128)).astype(np.float32)
     multiply = entry(product.multiply_blocks.py_func)
 

@@ -13,6 +13,8 @@ from paceline.models.numba_executor.tile import store_tile
 from paceline.models.rows import Part, build_rows
 from tests.fakes import RandomCheckpoint, small_config
 
+from .tiny import operand_of
+
 RNG = np.random.default_rng(3)
 
 
@@ -76,25 +78,11 @@ def test_every_form_gives_the_same_integers(form):
         assert np.array_equal(sums, expected)
 
 
-def rounded(rows):
-    """[rows, depth] floats as an operand."""
-    count, depth = rows.shape
-    codes = operand.new_operand(rows.size, np.int8)
-
-    @njit
-    def fill(codes, source):
-        for row in range(count):
-            operand.put(codes, row, depth, 0, source, row * depth, depth)
-
-    fill(codes, rows.reshape(-1))
-    return codes
-
-
 def test_a_group_is_rounded_by_its_own_largest_value():
     rows = RNG.standard_normal((3, 96)).astype(np.float32)
     rows[1, 40] = 1000.0
     rows[2, 32:64] = 0.0
-    codes = rounded(rows)
+    codes = operand_of(rows)
     values, scales = codes.values.reshape(9, 32).astype(np.float32), codes.scales.reshape(9, 2)[:, :1]
     groups = rows.reshape(9, 32)
     largest = np.abs(groups).max(axis=1, keepdims=True)
@@ -117,7 +105,7 @@ def test_products_are_the_rounded_rows_times_the_stored_weights(num_rows):
     padded = gemm.padded_rows(columns)
     column_scales = np.zeros(padded, np.float32)
     column_scales[:columns] = scales
-    codes, out = rounded(rows), np.ones(num_rows * padded, np.float32)
+    codes, out = operand_of(rows), np.ones(num_rows * padded, np.float32)
     entry(gemm.multiply.py_func)(
         codes, 2, num_rows, depth, gemm.pack(stored), 0, column_scales, column_scales[:0], 0, out, 0, padded, 0,
         padded // 32, True, np.zeros(1, np.float32),
@@ -145,7 +133,7 @@ def test_few_registers_and_many_give_the_same_bits(dtype, count, monkeypatch):
     monkeypatch.setattr(dot16, "multiplies_pairs", lambda: False)  # with bfloat16 registers are never few
     rows, matrix = (RNG.standard_normal((n, 96)).astype(np.float32) for n in (count, 32))
     stored, _ = weights.quantise(matrix, dtype)
-    x = rounded(rows) if dtype == "w8a8" else operand.Operand(rows.reshape(-1), *[rows.reshape(-1)[:0]] * 4, 0)
+    x = operand_of(rows) if dtype == "w8a8" else operand.Operand(rows.reshape(-1), *[rows.reshape(-1)[:0]] * 4, 0)
     found = []
     for most in (24, 6):
         for short in (True, False):

@@ -9,23 +9,12 @@ from paceline.models.numba_executor import dot16, gemm, operand, weights
 from paceline.models.numba_executor.kernel import entry
 from paceline.models.numba_executor.operand import activations_of
 
+from .tiny import operand_of
+
 RNG = np.random.default_rng(5)
 PAIRS = pytest.mark.skipif(not dot16.multiplies_pairs(), reason="no AVX-512 BF16 here")
 DEPTH, COLUMNS = 160, 70
 MULTIPLY = entry(gemm.multiply.py_func)
-
-
-@njit
-def fill(x, source, count, depth):
-    for row in range(count):
-        operand.put(x, row, depth, 0, source, row * depth, depth)
-
-
-def operand_of(rows: np.ndarray, kind: type) -> operand.Operand:
-    """[rows, depth] floats as activations of that element type."""
-    x = operand.new_operand(rows.size, kind)
-    fill(x, rows.reshape(-1), *rows.shape)
-    return x
 
 
 def nearest(values: np.ndarray) -> np.ndarray:

@@ -7,16 +7,31 @@ from typing import Any
 
 import gguf
 import numpy as np
+from numba import njit
 
 from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
+from paceline.models.numba_executor import operand
 
 VOCAB = 67
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
+
+
+@njit
+def _fill(x, source, count, depth):
+    for row in range(count):
+        operand.put(x, row, depth, 0, source, row * depth, depth)
+
+
+def operand_of(rows: np.ndarray, kind: type = np.int8, fine: bool = False) -> operand.Operand:
+    """[rows, depth] floats as activations of that element type."""
+    x = operand.new_operand(rows.size, kind, fine)
+    _fill(x, rows.reshape(-1), *rows.shape)
+    return x
 
 
 def random_tokens(count: int, seed: int = 0) -> list[int]:

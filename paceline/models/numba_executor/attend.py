@@ -77,8 +77,7 @@ class Run(NamedTuple):
         head_dim, row_size: elements of a query, and of a row of queries, keys and values.
         page_start, page_size: first element of the key-value head and this layer in page 0; elements of a page.
         value_size: elements of a token's value, scales included.
-        shared, natural, longest: positions that lie in the segment's pages for every row and for some row; keys of the
-            longest row.
+        shared, natural: positions that lie in the segment's pages for every row and for some row.
         pages_at_once: pages that each block processes before the next ones.
         stride: distance from the scores of one head to those of the next.
         scale, cap: of scores; a cap of 0 is none.
@@ -98,7 +97,6 @@ class Run(NamedTuple):
     value_size: int
     shared: int
     natural: int
-    longest: int
     pages_at_once: int
     stride: int
     scale: np.float32
@@ -162,7 +160,7 @@ def _first_run(
     last, pages = min(row * blocks, end), (longest + PAGE_SIZE - 1) // PAGE_SIZE
     return Run(
         first, last, shape.heads, kv_head, shape.heads // shape.kv_heads, blocks, dim, shape.qkv,
-        page_start, page_size, value_size, shared, natural, longest,
+        page_start, page_size, value_size, shared, natural,
         pages if last - first == 1 else max(4, ELEMENTS_AT_ONCE // (dim * PAGE_SIZE)), pages * PAGE_SIZE + SLACK,
         shape.attention_scale, shape.attention_cap, window,
     )  # fmt: skip

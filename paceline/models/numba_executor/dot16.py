@@ -5,35 +5,18 @@ float32, added in the order of the numbers. Without the instruction this file is
 multiplied with the weights then. Not for matrices (`gemm.py`).
 """
 
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportArgumentType=false
 # (llvmlite is untyped)
 
 from llvmlite import ir
 from numba.core.registry import cpu_target
 
-from paceline.models.numba_executor import isa
+from paceline.models.numba_executor import halves, isa
+from paceline.models.numba_executor import vector as v
 
 PAIR = 2
 """Products in one sum: numbers in a 32-bit lane."""
-_LANES = 16
-_FLOATS = ir.VectorType(ir.FloatType(), _LANES)
-
-
-class _BFloat(ir.Type):
-    """LLVM's type, which llvmlite does not have."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-_PAIRS = ir.VectorType(_BFloat(), PAIR * _LANES)
-_ROUNDED = ir.VectorType(_BFloat(), _LANES)
+_PAIRS = ir.VectorType(halves.BFloat(), PAIR * v.LANES)
 
 
 def multiplies_pairs() -> bool:
@@ -44,16 +27,4 @@ def multiplies_pairs() -> bool:
 def dot_pairs(builder: ir.IRBuilder, sums: ir.Value, weights: ir.Value, activations: ir.Value) -> ir.Value:
     """sums [16] float32 + the sums of two products each, of lanes that hold two bfloat16 numbers."""
     pairs = [builder.bitcast(x, _PAIRS) for x in (weights, activations)]
-    return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, [sums, *pairs])
-
-
-def round_ir(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """Sixteen float32 as bfloat16, to nearest even (below 2^-126 as zero)."""
-    return _call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", _ROUNDED, [value])
-
-
-def _call(builder: ir.IRBuilder, name: str, result: ir.Type, args: list[ir.Value]) -> ir.Value:
-    function = builder.module.globals.get(name)
-    if function is None:
-        function = ir.Function(builder.module, ir.FunctionType(result, [a.type for a in args]), name)
-    return builder.call(function, args)
+    return v.call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", v.VECTOR_IR, [sums, *pairs])

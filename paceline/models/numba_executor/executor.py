@@ -73,8 +73,9 @@ class NumbaModel:
         self._shape = shape_of(checkpoint.config)
         self.dtype_choice = choose_dtype(dtype, checkpoint, "numba", "cpu")
         dtype = self.dtype_choice.name
-        self._operand = partial(new_operand, kind=activations_of(dtype), fine=dtype == BLOCKS)
-        default = "float32" if activations_of(dtype) is np.float32 else "float16"
+        activations = activations_of(dtype)
+        self._operand = partial(new_operand, kind=activations, fine=dtype == BLOCKS)
+        default = "float32" if activations is np.float32 else "float16"
         self._cache_dtype = choose_cache_dtype(kv_cache_dtype, default, self._shape.head_dim)
         no_tables = np.zeros(0, np.float32)
         config, layers = self._config, range(self._shape.layers)

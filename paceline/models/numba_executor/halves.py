@@ -1,8 +1,9 @@
 """Converts float16 to float32 and back, by an instruction where the processor has one, else by bit operations.
 
 Without an instruction (x86 without F16C) LLVM calls a library function that is missing in compiled code, which would
-crash the process. Both methods give the same bits. Values are scalars or vectors of any length. Not for loading and
-storing them (`vector.py`, `kv_cache.py`).
+crash the process. Both methods give the same bits. Values are scalars or vectors of any length. Also rounds to
+bfloat16, only where there is an instruction for it (`dot16.multiplies_pairs`). Not for loading and storing
+(`vector.py`, `kv_cache.py`).
 """
 
 # pyright: reportAttributeAccessIssue=false, reportReturnType=false
@@ -67,6 +68,24 @@ def narrow_ir(context: Any, builder: ir.IRBuilder, floats: ir.Value) -> ir.Value
     value = builder.select(builder.icmp_unsigned(">=", magnitude, _same(wide, _BEYOND)), endless, value)
     sign = builder.and_(builder.lshr(bits, _same(wide, 16)), _same(wide, _SIGN))
     return builder.bitcast(builder.trunc(builder.or_(value, sign), _like(floats, ir.IntType(16))), halves)
+
+
+class BFloat(ir.Type):
+    """LLVM's type of bfloat16, which llvmlite does not have."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(BFloat)
+
+
+def round_ir(builder: ir.IRBuilder, floats: ir.Value) -> ir.Value:
+    """float32 numbers as bfloat16, rounded to nearest even (below 2^-126 to zero)."""
+    return builder.fptrunc(floats, _like(floats, BFloat()))
 
 
 def _has_instruction(context: Any) -> bool:

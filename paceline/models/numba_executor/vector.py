@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, register_model
 
-from paceline.models.numba_executor import dot16, halves
+from paceline.models.numba_executor import halves
 
 LANES = 16
 CACHE_LINE = 64
@@ -82,7 +82,7 @@ def narrow_ir(context: Any, builder: ir.IRBuilder, dtype: types.Type, value: ir.
     one of uint16 (where `dot16.multiplies_pairs`)."""
     if dtype == types.int16:
         return halves.narrow_ir(context, builder, value)
-    return dot16.round_ir(builder, value) if dtype == types.uint16 else value
+    return halves.round_ir(builder, value) if dtype == types.uint16 else value
 
 
 def store_ir(builder: ir.IRBuilder, value: ir.Value, pointer: ir.Value) -> None:

@@ -23,12 +23,11 @@ from paceline.models.dtypes import has_blocks
 from paceline.models.intact import is_sealed, seal
 from paceline.models.numba_executor.blocks.formats import FORMATS
 from paceline.models.numba_executor.blocks.store import no_matrix, read_matrix, write_matrix
-from paceline.models.numba_executor.dot16 import multiplies_pairs
 from paceline.models.numba_executor.experts import ExpertWeights
 from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, ZERO_BYTE, pack, padded_rows
 from paceline.models.numba_executor.linear import GELU, SILU
-from paceline.models.numba_executor.operand import GROUP, ROUNDS
+from paceline.models.numba_executor.operand import GROUP, ROUNDS, activations_of
 from paceline.models.positions import frequencies, rotary_dim
 from paceline.types import Progress
 
@@ -105,7 +104,7 @@ def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None =
         raise InvalidParameter("dtype", f"{dtype!r} is unknown", f"use one of auto, {', '.join(STORED)}, {BLOCKS}")
     shape_of(checkpoint.config)
     _check_rounding(checkpoint, dtype)
-    kind = "bfloat16-pairs" if dtype == "bfloat16" and multiplies_pairs() else dtype
+    kind = "bfloat16-pairs" if activations_of(dtype) is np.uint16 else dtype
     folder = cache_dir() / "converted" / f"{checkpoint.fingerprint}-{kind}-{LAYOUT}"
     if not is_sealed(folder):
         _remove(folder)
