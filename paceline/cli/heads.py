@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Look at draft heads, convert them, check them.", no_args_is_help=True)
 
-_LAYOUTS = {"vllm": None, "sglang": "sglang", "llama.cpp": None, "paceline": None}
-"""Layout of files for each program; None for this project's own layout of the family."""
+_PROGRAMS = ("vllm", "sglang", "llama.cpp", "paceline")
+_SGLANG = {"eagle3": "sglang", "eagle": "eagle", "dflash": "dflash", "dspark": "dflash"}
+"""Layout of files that SGLang reads, by family; vLLM reads this project's own."""
 _READING = "Reading files that leave things open"
 
 Head = Annotated[str, typer.Argument(help="Name such as smollm2-135m/eagle3, folder, file, or hub id.")]
@@ -115,7 +116,7 @@ def inspect(
 @app.command()
 def convert(
     head: Head,
-    to: Annotated[str, typer.Option("--to", help=f"For which program: {', '.join(_LAYOUTS)}.")],
+    to: Annotated[str, typer.Option("--to", help=f"For which program: {', '.join(_PROGRAMS)}.")],
     destination: Annotated[Path, typer.Option("--output", "-o", help="Folder, or .gguf file for llama.cpp.")],
     model: Target = None,
     verifier: Annotated[
@@ -148,13 +149,14 @@ SmolLM2-135M-Instruct -o eagle3-vllm
     from paceline.disk import writing
     from paceline.models.heads.layouts.speculators import VERIFIER
 
-    if to not in _LAYOUTS:
-        raise InvalidParameter("to", f"{to!r} is not known", f"choose one of: {', '.join(_LAYOUTS)}")
+    if to not in _PROGRAMS:
+        raise InvalidParameter("to", f"{to!r} is not known", f"choose one of: {', '.join(_PROGRAMS)}")
     if dtype not in ("float32", "bfloat16", "int8") or (dtype == "int8" and to != "paceline"):
         raise InvalidParameter("dtype", f"{dtype!r} is not what {to} reads", "use float32 or bfloat16")
     record = _load(head, model, taps, norm_output, any_weights)
-    if to == "sglang" and record.config.family != "eagle3":
-        raise InvalidParameter("to", f"is sglang, for which no {record.config.family} heads are written", "use eagle3")
+    if to == "sglang" and record.config.family not in _SGLANG:
+        problem = f"is sglang, for which no {record.config.family} heads are written"
+        raise InvalidParameter("to", problem, f"use a head of a family of these: {', '.join(_SGLANG)}")
     if one_norm:
         record = _with_one_norm(record, model)
     if to != "paceline" and model is None:
@@ -170,13 +172,17 @@ SmolLM2-135M-Instruct -o eagle3-vllm
 def _written(record: "HeadRecord", destination: Path, to: str, dtype: str, model: str | None) -> Path:
     """Write a head for the program `to`, with tables of `model` if that program needs them; returns the path."""
     from paceline.models.heads.files import save_head
+    from paceline.models.heads.whole_vocabulary import naming_all
 
     if model is None or to == "paceline":
         return save_head(record, destination, storage=dtype)  # type: ignore[arg-type]
     source = _source(model)
     if to == "llama.cpp":
         return _to_gguf(record, destination, source, dtype)
-    return save_head(record, destination, storage=dtype, layout=_LAYOUTS[to], tables=_tables(source))  # type: ignore[arg-type]
+    layout = _SGLANG[record.config.family] if to == "sglang" else None
+    if layout == "dflash":
+        record = naming_all(record)
+    return save_head(record, destination, storage=dtype, layout=layout, tables=_tables(source))  # type: ignore[arg-type]
 
 
 @app.command()

@@ -21,7 +21,11 @@ _RATE, _RESUMED_RATE = 2e-3, 2e-4
 @grouped
 def head(
     family: Annotated[
-        str, typer.Argument(help="eagle3, dspark, mlp_speculator, medusa, blockwise, eagle, hass, falcon or p_eagle.")
+        str,
+        typer.Argument(
+            help="eagle3, dspark, mlp_speculator, medusa, blockwise, eagle, hass, falcon, p_eagle, or eagle3_one_norm "
+            "(for llama.cpp and SGLang)."
+        ),
     ],
     *,
     context: typer.Context,
@@ -72,6 +76,8 @@ def head(
         paceline train head falcon -k 4 --time-budget 60m -o my-falcon
 
         paceline train head p_eagle -k 4 --time-budget 60m -o my-p-eagle
+
+        paceline train head eagle3_one_norm --time-budget 60m -o for-llama-cpp
 
         paceline train head eagle3 --answers log.jsonl --tokens 300000 -o my-head
 

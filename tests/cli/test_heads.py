@@ -98,6 +98,18 @@ def test_convert_writes_what_can_be_read_back(target: Path, tmp_path: Path, prog
     assert_equal(back, replace(record, config=replace(record.config, num_steps=steps, layer=layer)))
 
 
+@pytest.mark.parametrize("family", ["dflash", "dspark", "eagle"])
+def test_sglang_reads_heads_that_name_every_token(target: Path, tmp_path: Path, family: str) -> None:
+    config = replace(OURS[family] if family in OURS else THEIRS[family][0], draft_vocab_size=20)
+    record = made_for(target, config)
+    assert record.draft_ids is not None
+    save_head(record, tmp_path / "head")
+    result = run("convert", tmp_path / "head", "--to", "sglang", "-m", target, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    back = read_head(tmp_path / "out")
+    assert back.config.family == family and back.draft_ids is None and back.config.draft_vocab_size == 40
+
+
 def test_convert_names_the_target_as_vllm_knows_it(target: Path, tmp_path: Path) -> None:
     save_head(made_for(target, TABLED), tmp_path / "head")
     result = run(
@@ -155,6 +167,9 @@ def test_what_convert_cannot_do_is_told(target: Path, tmp_path: Path) -> None:
     save_head(made_for(target, TABLED), tmp_path / "head")
     common = ("convert", tmp_path / "head", "-o", tmp_path / "out")
     assert refused(run(*common, "--to", "ollama")).field == "to"
+    save_head(made_for(target, OURS["medusa"]), tmp_path / "medusa")
+    other = refused(run("convert", tmp_path / "medusa", "-o", tmp_path / "out", "--to", "sglang", "-m", target))
+    assert "no medusa heads" in str(other) and "dspark" in str(other)
     assert refused(run(*common, "--to", "vllm")).field == "model"
     assert refused(run(*common, "--to", "vllm", "-m", target, "--dtype", "int8")).field == "dtype"
     assert refused(run("inspect", tmp_path / "head", "--taps", "sideways")).field == "taps"

@@ -140,6 +140,6 @@ def test_what_a_step_counts():
     """0.8: Medusa (Cai et al. 2024). 0.6 and as reached: ours, the half after D-PACE."""
     found = {name: (kind.decay, kind.as_reached) for name, kind in RECIPES.items()}
     assert {name: one for name, one in found.items() if one != (0.8, False)} == {
-        "eagle3": (0.6, True), "dspark": (0.6, True), "mlp_speculator": (0.6, True),
+        "eagle3": (0.6, True), "eagle3_one_norm": (0.6, True), "dspark": (0.6, True), "mlp_speculator": (0.6, True),
         "blockwise": (1.0, False), "eagle": (1.0, False), "hass": (1.0, False), "falcon": (1.0, False),
     }  # fmt: skip

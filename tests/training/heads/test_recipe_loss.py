@@ -71,7 +71,7 @@ def test_loss_and_step_are_written_out(tmp_path, name, done):
 
 
 def test_there_are_such_recipes():
-    assert set(SHARED) == {"eagle3", "p_eagle", "dspark", "mlp_speculator", "medusa", "blockwise"}
+    assert set(SHARED) == {"eagle3", "eagle3_one_norm", "p_eagle", "dspark", "mlp_speculator", "medusa", "blockwise"}
 
 
 def test_only_rows_of_named_tokens_learn_a_bias(tmp_path):

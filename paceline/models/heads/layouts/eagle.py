@@ -26,6 +26,7 @@ from paceline.models.heads.own_block import KEY, check_ids, own_block, read_own_
 from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.heads.shapes import layer_of
 from paceline.models.heads.strict import Settings
+from paceline.models.heads.whole_vocabulary import naming_all
 
 NAME = "eagle"
 _STEPS = 5
@@ -66,11 +67,11 @@ def read(files: HeadFiles, reading: Reading) -> HeadRecord:
 
 def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Config and tensors of `record`; see `Layout.write`."""
+    if tables is not None:
+        record = naming_all(record)
     config = record.config
     values = layer_values(layer_of(config), config.num_layers)
     values |= {"architectures": ["LlamaForCausalLMEagle"], "bias": config.fc_bias, KEY: own_block(record)}
-    if record.draft_ids is None or tables is not None:
-        return values, dict(record.tensors)
     return values, {**record.tensors, **draft_id_tensors(record)}
 
 

@@ -5,18 +5,19 @@ from paceline.training.heads.recipes.base import Recipe, Target
 from paceline.training.heads.recipes.blockwise import BlockwiseRecipe
 from paceline.training.heads.recipes.dspark import DSparkRecipe
 from paceline.training.heads.recipes.eagle import EagleRecipe, HassRecipe
-from paceline.training.heads.recipes.eagle3 import Eagle3Recipe
+from paceline.training.heads.recipes.eagle3 import Eagle3OneNormRecipe, Eagle3Recipe
 from paceline.training.heads.recipes.falcon import FalconRecipe
 from paceline.training.heads.recipes.medusa import MedusaRecipe
 from paceline.training.heads.recipes.mlp_speculator import MlpSpeculatorRecipe
 from paceline.training.heads.recipes.p_eagle import PEagleRecipe
 
 RECIPES: dict[str, type[Recipe]] = {
-    "eagle3": Eagle3Recipe, "dspark": DSparkRecipe, "mlp_speculator": MlpSpeculatorRecipe, "medusa": MedusaRecipe,
-    "eagle": EagleRecipe, "hass": HassRecipe, "blockwise": BlockwiseRecipe,
-    "falcon": FalconRecipe, "p_eagle": PEagleRecipe,
+    "eagle3": Eagle3Recipe, "eagle3_one_norm": Eagle3OneNormRecipe, "dspark": DSparkRecipe,
+    "mlp_speculator": MlpSpeculatorRecipe, "medusa": MedusaRecipe, "eagle": EagleRecipe, "hass": HassRecipe,
+    "blockwise": BlockwiseRecipe, "falcon": FalconRecipe, "p_eagle": PEagleRecipe,
 }  # fmt: skip
-"""Recipes by name; `eagle` and `hass` train the same family in two ways."""
+"""Recipes by name. `eagle` and `hass` train the same family in two ways, `eagle3` and `eagle3_one_norm` two forms of
+one."""
 
 
 def recipe_of(family: str) -> type[Recipe]:

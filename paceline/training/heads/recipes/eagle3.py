@@ -1,4 +1,8 @@
-"""EAGLE-3.1: trained on chains of its own steps (`rollout.py`); one norm per tap, and the normed state is fed back."""
+"""EAGLE-3.1, trained on chains of its own steps (`rollout.py`), and EAGLE-3 as other programs compute it.
+
+EAGLE-3.1 has a norm per tap, and the normed state is fed back. llama.cpp and SGLang compute neither, but one norm over
+all taps; the same head with that norm loses some acceptance (`docs/training-heads.md`) and runs there as it is.
+"""
 
 from dataclasses import replace
 from typing import cast
@@ -35,3 +39,12 @@ class Eagle3Recipe(Recipe):
     def read(self, batch: Batch) -> list[Read]:
         net = cast(Eagle3, self.net)
         return [Read(one) for one in rollout(net, batch, self.num_steps)]
+
+
+class Eagle3OneNormRecipe(Eagle3Recipe):
+    """EAGLE-3 with one norm over all taps, whose state before the last norm is fed back."""
+
+    @staticmethod
+    def describe(target: Target, draft_vocab_size: int, num_steps: int) -> HeadConfig:
+        newer = Eagle3Recipe.describe(target, draft_vocab_size, num_steps)
+        return replace(newer, fc_norm=False, norm_output=False, norm_before_fc=True)
