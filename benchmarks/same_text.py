@@ -31,8 +31,9 @@ def main() -> None:
         for i in range(len(ids))
     ]
     one_by_one = base.drafting_with({"method": "plain", "num_draft_tokens": 0, "rule": args.rule})
+    drafting = {name: with_drafter(name, base, args) for name in args.drafts}  # a wrong name fails before the long part
     plain = plain_outputs(one_by_one, ids, params, args.batch_plain)
-    results = {name: compare(name, base, ids, params, plain, args) for name in args.drafts}
+    results = {name: compare(name, llm, ids, params, plain) for name, llm in drafting.items()}
     rows = [
         [n, f"{r['identical']}/{r['prompts']}", r["tokens"], r["acceptance_length"], r["seconds"]]
         for n, r in results.items()
@@ -61,13 +62,16 @@ def plain_outputs(
     return [llm.generate(prompt, own)[0] for prompt, own in track(pairs, "plain, one by one", console=console)]
 
 
-def compare(
-    name: str, base: LLM, ids: list[list[int]], params: list[SamplingParams], plain: list[RequestOutput],
-    args: argparse.Namespace,
-) -> dict:  # fmt: skip
-    """All prompts through one drafter, in one batch."""
+def with_drafter(name: str, base: LLM, args: argparse.Namespace) -> LLM:
+    """`base` with the drafter of that name."""
     spec = {"method": name, "num_draft_tokens": args.num_draft_tokens, "rule": args.rule, "policy": args.policy}
-    llm = base.drafting_with(spec | ({"model": args.draft_model or args.model} if name == "draft_model" else {}))
+    return base.drafting_with(spec | ({"model": args.draft_model or args.model} if name == "draft_model" else {}))
+
+
+def compare(
+    name: str, llm: LLM, ids: list[list[int]], params: list[SamplingParams], plain: list[RequestOutput]
+) -> dict:
+    """All prompts through one drafter, in one batch."""
     console.print(f"{name}, {len(ids)} requests together")
     started = time.perf_counter()
     outputs = llm.generate(ids, params)
