@@ -193,6 +193,12 @@ def _place(block, run):
 
 
 @kernel
+def _is_near(block, run):
+    """Whether a block reads what two others of its run have just read and prefetched."""
+    return block - run.first >= 2
+
+
+@kernel
 def _factor_place(at, head, run):
     """Index of the factor that normalises the scores of a block's head: the last place of its slack."""
     return at + (head + 1) * run.stride - 1
@@ -239,8 +245,8 @@ def _score_pages(run, qkv, keys, values, natural_lengths, num_keys, page_starts,
             at += begin * PAGE_SIZE
             if begin < stop:
                 score(
-                    heads, qkv, q, run.head_dim, keys, values, page_starts, begin, stop, run.scale, scores, run.stride,
-                    at,
+                    heads, _is_near(block, run), qkv, q, run.head_dim, keys, values, page_starts, begin, stop,
+                    run.scale, scores, run.stride, at,
                 )  # fmt: skip
 
 
@@ -259,8 +265,8 @@ def _finish_scores(run, qkv, keys, values, natural_lengths, num_keys, branch_slo
             page_starts[spare] = run.page_start + page * run.page_size
             q = row * run.row_size + head * run.head_dim
             score(
-                heads, qkv, q, run.head_dim, keys, values, page_starts, spare, spare + 1, run.scale, scores, run.stride,
-                aside,
+                heads, False, qkv, q, run.head_dim, keys, values, page_starts, spare, spare + 1, run.scale, scores,
+                run.stride, aside,
             )  # fmt: skip
             for one in range(heads):
                 scores[at + one * run.stride + j] = scores[aside + one * run.stride + place]
@@ -302,7 +308,8 @@ def _mix_values(run, values, natural_lengths, num_keys, branch_slots, page_start
             begin = max(first, _first_key(run, num_keys[row]) // PAGE_SIZE * PAGE_SIZE)
             if begin < stop:
                 start = (block - run.first) * size
-                mix(heads, scores, at, run.stride, values, value_starts, begin, stop, sums, start, dim)
+                near = _is_near(block, run)
+                mix(heads, near, scores, at, run.stride, values, value_starts, begin, stop, sums, start, dim)
     for block in range(run.first, run.last):
         row, _, heads, at = _place(block, run)
         if row != own:
@@ -311,7 +318,8 @@ def _mix_values(run, values, natural_lengths, num_keys, branch_slots, page_start
         begin = max(shared, _first_key(run, num_keys[row]) // PAGE_SIZE * PAGE_SIZE)
         if begin < num_keys[row]:
             start = (block - run.first) * size
-            mix(heads, scores, at, run.stride, values, value_starts, begin, num_keys[row], sums, start, dim)
+            near = _is_near(block, run)
+            mix(heads, near, scores, at, run.stride, values, value_starts, begin, num_keys[row], sums, start, dim)
 
 
 @kernel

@@ -37,19 +37,19 @@ _I64 = ir.IntType(64)
 
 @intrinsic(prefer_literal=True)
 def _score_pages(
-    typingctx, heads, pages, q, q_start, head_dim, keys, values, page_starts, first, scale, scores, stride, at
+    typingctx, heads, pages, ahead, q, q_start, head_dim, keys, values, page_starts, first, scale, scores, stride, at
 ):  # fmt: skip
     """scores[h * stride + at + j] = q_h . key_j * scale for the keys j of `pages` (a literal) pages from `first` on.
 
-    `heads` is a literal too; query h begins at q[q_start + h * head_dim]. The processor cannot predict
-    where the small pages lie, so the values of these pages and the next keys are prefetched meanwhile.
+    `heads` and `ahead` are literals too; query h begins at q[q_start + h * head_dim]. The processor cannot predict
+    where the small pages lie, so with `ahead` the values of these pages and the next keys are prefetched meanwhile.
     """
-    if not (isinstance(heads, types.IntegerLiteral) and isinstance(pages, types.IntegerLiteral)):
+    if not _are_literal(heads, pages, ahead):
         return None
-    num_heads, num_pages = heads.literal_value, pages.literal_value
+    num_heads, num_pages, prefetches = heads.literal_value, pages.literal_value, ahead.literal_value
 
     def emit(context, builder, sig, args):
-        _, _, q_array, q_first, dim, k_array, v_array, starts, page, factor, s_array, s_stride, s_at = args
+        _, _, _, q_array, q_first, dim, k_array, v_array, starts, page, factor, s_array, s_stride, s_at = args
 
         def start(array, i):
             pointer = v.element_pointer(context, builder, page_starts, starts, builder.add(page, _I64(i)))
@@ -66,7 +66,7 @@ def _score_pages(
 
             def step(i, sums):
                 offset = builder.mul(i, _I64(PAGE_SIZE))
-                for soon in value_pages + next_pages:
+                for soon in value_pages + next_pages if prefetches else ():
                     v.prefetch_ir(builder, builder.gep(soon, [offset]))
                 columns = [v.load_widened(context, builder, keys.dtype, builder.gep(k, [offset])) for k in key_pages]
                 values = [v.splat_ir(builder, builder.load(builder.gep(one, [i]))) for one in queries]
@@ -103,8 +103,12 @@ def _score_pages(
 
     index = types.intp
     return types.void(
-        heads, pages, q, index, index, keys, values, page_starts, index, types.float32, scores, index, index
+        heads, pages, ahead, q, index, index, keys, values, page_starts, index, types.float32, scores, index, index
     ), emit  # fmt: skip
+
+
+def _are_literal(*numbers: types.Type) -> bool:
+    return all(isinstance(one, types.IntegerLiteral) for one in numbers)
 
 
 def _that_fit(context, each: int, count: int) -> int:
@@ -133,20 +137,21 @@ def _value_lanes(context, builder, dtype, row, first_column, num_vectors, dim):
 
 @intrinsic(prefer_literal=True)
 def _mix_columns(
-    typingctx, heads, vectors, scores, at, stride, values, value_starts, first, pairs, column, sums, sums_start,
-    head_dim,
+    typingctx, heads, vectors, ahead, scores, at, stride, values, value_starts, first, pairs, column, sums,
+    sums_start, head_dim,
 ):  # fmt: skip
     """sums_h[16 * `vectors` columns from `column`] += scores[at + h * stride + j] value_j, separately for even, odd j.
 
-    j are the 2 * `pairs` positions from the even `first` on. `heads` and `vectors` are literals. `sums` are
-    [heads, head_dim] over even positions, then over odd ones.
+    j are the 2 * `pairs` positions from the even `first` on. `heads`, `vectors` and `ahead` (whether values of
+    `VALUES_AHEAD` positions later are prefetched) are literals. `sums` are [heads, head_dim] over even positions, then
+    over odd ones.
     """
-    if not (isinstance(heads, types.IntegerLiteral) and isinstance(vectors, types.IntegerLiteral)):
+    if not _are_literal(heads, vectors, ahead):
         return None
-    num_heads, num_vectors = heads.literal_value, vectors.literal_value
+    num_heads, num_vectors, prefetches = heads.literal_value, vectors.literal_value, ahead.literal_value
 
     def emit(context, builder, sig, args):
-        _, _, s_array, s_start, s_stride, v_array, starts, begin, end, first_of_all, o_array, o_start, dim = args
+        _, _, _, s_array, s_start, s_stride, v_array, starts, begin, end, first_of_all, o_array, o_start, dim = args
 
         def some(first_vector):
             """Sums of some columns, which stay in registers."""
@@ -158,10 +163,8 @@ def _mix_columns(
                     j = builder.add(begin, builder.add(builder.shl(i, _I64(1)), _I64(odd)))
                     start = builder.load(v.element_pointer(context, builder, value_starts, starts, j))
                     at = v.element_pointer(context, builder, values, v_array, start)
-                    soon = v.element_pointer(context, builder, value_starts, starts, builder.add(j, _I64(VALUES_AHEAD)))
-                    soon = v.element_pointer(context, builder, values, v_array, builder.load(soon))
-                    for number in range(0, at_once, v.CACHE_LINE * 8 // (v.LANES * values.dtype.bitwidth)):
-                        v.prefetch_ir(builder, builder.gep(soon, [builder.add(first_column, _I64(number * v.LANES))]))
+                    if prefetches:
+                        prefetch(j, first_column)
                     row = _value_lanes(context, builder, values.dtype, at, first_column, at_once, dim)
                     for h in range(num_heads):
                         place = builder.add(builder.add(s_start, builder.mul(s_stride, _I64(h))), j)
@@ -174,6 +177,12 @@ def _mix_columns(
             old = [v.load_widened(context, builder, sums.dtype, pointer) for pointer in pointers]
             for value, pointer in zip(v.accumulate_ir(builder, end, old, step), pointers, strict=True):
                 v.store_ir(builder, value, pointer)
+
+        def prefetch(j, first_column):
+            soon = v.element_pointer(context, builder, value_starts, starts, builder.add(j, _I64(VALUES_AHEAD)))
+            soon = v.element_pointer(context, builder, values, v_array, builder.load(soon))
+            for number in range(0, at_once, v.CACHE_LINE * 8 // (v.LANES * values.dtype.bitwidth)):
+                v.prefetch_ir(builder, builder.gep(soon, [builder.add(first_column, _I64(number * v.LANES))]))
 
         def sum_pointer(i, first_column):
             half_and_head, number = divmod(i, at_once)
@@ -188,7 +197,7 @@ def _mix_columns(
 
     index = types.intp
     return types.void(
-        heads, vectors, scores, index, index, values, value_starts, index, index, index, sums, index, index
+        heads, vectors, ahead, scores, index, index, values, value_starts, index, index, index, sums, index, index
     ), emit  # fmt: skip
 
 
@@ -224,29 +233,43 @@ def _make_kernels(heads: int):
     """The kernels for `heads` query heads that share a key-value head: scores of pages, and sums of values."""
 
     @kernel
-    def score(q, q_start, head_dim, keys, values, page_starts, page, stop, scale, scores, stride, at):
+    def score(near, q, q_start, head_dim, keys, values, page_starts, page, stop, scale, scores, stride, at):
         while page + PAGES_AHEAD <= stop:
-            _score_pages(
-                heads, PAGES_AHEAD, q, q_start, head_dim, keys, values, page_starts, page, scale, scores, stride, at
-            )
+            if near:
+                _score_pages(
+                    heads, PAGES_AHEAD, 0, q, q_start, head_dim, keys, values, page_starts, page, scale, scores, stride,
+                    at,
+                )  # fmt: skip
+            else:
+                _score_pages(
+                    heads, PAGES_AHEAD, 1, q, q_start, head_dim, keys, values, page_starts, page, scale, scores, stride,
+                    at,
+                )  # fmt: skip
             page += PAGES_AHEAD
             at += PAGES_AHEAD * PAGE_SIZE
         while page < stop:
-            _score_pages(heads, 1, q, q_start, head_dim, keys, values, page_starts, page, scale, scores, stride, at)
+            _score_pages(heads, 1, 1, q, q_start, head_dim, keys, values, page_starts, page, scale, scores, stride, at)
             page += 1
             at += PAGE_SIZE
 
     @kernel
-    def mix(scores, at, stride, values, value_starts, first, pairs, sums, sums_start, head_dim):
+    def mix(near, scores, at, stride, values, value_starts, first, pairs, sums, sums_start, head_dim):
         column = 0
         while column + 64 <= head_dim:
-            _mix_columns(
-                heads, 4, scores, at, stride, values, value_starts, first, pairs, column, sums, sums_start, head_dim
-            )
+            if near:
+                _mix_columns(
+                    heads, 4, 0, scores, at, stride, values, value_starts, first, pairs, column, sums, sums_start,
+                    head_dim,
+                )  # fmt: skip
+            else:
+                _mix_columns(
+                    heads, 4, 1, scores, at, stride, values, value_starts, first, pairs, column, sums, sums_start,
+                    head_dim,
+                )  # fmt: skip
             column += 64
         while column < head_dim:
             _mix_columns(
-                heads, 1, scores, at, stride, values, value_starts, first, pairs, column, sums, sums_start, head_dim
+                heads, 1, 1, scores, at, stride, values, value_starts, first, pairs, column, sums, sums_start, head_dim
             )
             column += 16
 
@@ -259,35 +282,37 @@ _score_three, _mix_three = _make_kernels(3)
 
 
 @kernel(forceinline=True)
-def score(heads, q, q_start, head_dim, keys, values, page_starts, page, stop, scale, scores, stride, at):
+def score(heads, near, q, q_start, head_dim, keys, values, page_starts, page, stop, scale, scores, stride, at):
     """scores[at + h * stride + j] = q_h . key_j * scale for the keys j of the pages `page` .. `stop` - 1.
 
     Args:
         heads: 1 to `MOST_HEADS` query heads; that of head h begins at q[q_start + h * head_dim].
+        near: the keys were just read, so what comes next need not be prefetched again; no bit depends on it.
         keys, values, page_starts: flat pages, and where each page begins in both; `PAGES_AHEAD` entries after the last
             one are read, whatever they hold.
     """
     if heads == 1:
-        _score_one(q, q_start, head_dim, keys, values, page_starts, page, stop, scale, scores, stride, at)
+        _score_one(near, q, q_start, head_dim, keys, values, page_starts, page, stop, scale, scores, stride, at)
     elif heads == 2:
-        _score_two(q, q_start, head_dim, keys, values, page_starts, page, stop, scale, scores, stride, at)
+        _score_two(near, q, q_start, head_dim, keys, values, page_starts, page, stop, scale, scores, stride, at)
     else:
-        _score_three(q, q_start, head_dim, keys, values, page_starts, page, stop, scale, scores, stride, at)
+        _score_three(near, q, q_start, head_dim, keys, values, page_starts, page, stop, scale, scores, stride, at)
 
 
 @kernel(forceinline=True)
-def mix(heads, scores, at, stride, values, value_starts, first, stop, sums, sums_start, head_dim):
+def mix(heads, near, scores, at, stride, values, value_starts, first, stop, sums, sums_start, head_dim):
     """Add scores[at + h * stride + j] value_j to head h's sums, for the positions j = `first` .. `stop` - 1.
 
-    `first` is even. Where `stop` is odd, position `stop` must be one of weight 0: it completes the last pair.
+    `first` is even. Where `stop` is odd, position `stop` must be one of weight 0: it completes the last pair. `near` as
+    in `score`.
     """
     pairs = (stop - first + 1) // 2
     if heads == 1:
-        _mix_one(scores, at, stride, values, value_starts, first, pairs, sums, sums_start, head_dim)
+        _mix_one(near, scores, at, stride, values, value_starts, first, pairs, sums, sums_start, head_dim)
     elif heads == 2:
-        _mix_two(scores, at, stride, values, value_starts, first, pairs, sums, sums_start, head_dim)
+        _mix_two(near, scores, at, stride, values, value_starts, first, pairs, sums, sums_start, head_dim)
     else:
-        _mix_three(scores, at, stride, values, value_starts, first, pairs, sums, sums_start, head_dim)
+        _mix_three(near, scores, at, stride, values, value_starts, first, pairs, sums, sums_start, head_dim)
 
 
 @kernel
