@@ -1,10 +1,11 @@
 """The loop: batches, losses, updates, evaluations, checkpoints; goes on where it was ended.
 
 What an update does follows from the checkpoint alone: network, optimisers, mean, order of the text and random state
-are after every update bit for bit those of a run that was never ended, once the number of updates is planned. With
+are after every update bit for bit those of a run that was never ended, for the same planned number of updates. With
 `num_steps` evaluations are made after fixed numbers of updates, so the best of them, which is what is saved, and the
 end by patience are the same bit for bit too. With a time budget alone the clock decides when there are evaluations,
-hence which state is the best one and when patience is over, and plans, once, how many updates there are.
+hence which state is the best one and when patience is over. It also plans how many updates there are, again after each
+evaluation: a run on a machine that becomes slower still ends in time, with the learning rate at its lowest.
 """
 
 import sys
@@ -156,6 +157,7 @@ class Trainer:
                 self.progress.cpu_seconds = cpu + time.process_time()
                 if not self._planned and self.progress.step >= _TIMED_STEPS:
                     self._plan()
+                    self.save()
                 self._watch(self.progress)
 
     def step(self) -> None:
@@ -193,6 +195,8 @@ class Trainer:
         progress.curve.append({**about, **asdict(found), "score": found.score})
         if before is None or found.score > before["score"]:
             self.best_weights = {name: one.clone() for name, one in self.mean.weights.items()}
+        if self._settings.num_steps is None and self._planned and not self._is_finished:
+            self._plan()
         self.save()
         return found
 
@@ -229,10 +233,13 @@ class Trainer:
         return len(scores) > patience and max(scores[-patience:]) <= max(scores[:-patience])
 
     def _plan(self) -> None:
+        """Plan the updates that fit the rest of the time, at the speed since the evaluation before the latest one."""
         assert self._settings.seconds is not None
-        per_step = self.progress.seconds / self.progress.step
-        self.progress.num_steps = max(int(self._settings.seconds / per_step), self.progress.step + 1)
-        self.save()
+        now, before = self.progress, self.progress.curve[-2:-1]
+        step, seconds = (before[0]["step"], before[0]["seconds"]) if before else (0, 0.0)
+        if now.step > step and now.seconds > seconds:
+            left = max(0.0, self._settings.seconds - now.seconds)
+            now.num_steps = now.step + int(left * (now.step - step) / (now.seconds - seconds))
 
     def _resume(self) -> None:
         """Go on where the checkpoint is. Raises InvalidParameter where it is of another network or of other wishes."""

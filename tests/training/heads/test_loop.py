@@ -11,6 +11,7 @@ from paceline.training.heads.evaluate import evaluate
 from paceline.training.heads.figures import expected_length, replayed
 from paceline.training.heads.recipes import RECIPES
 from paceline.training.heads.shards import TapStore
+from paceline.training.run import loop
 from paceline.training.run.loop import LoopSettings, Trainer
 from paceline.training.run.optimiser import rate_at
 from paceline.training.run.order import Order
@@ -100,9 +101,27 @@ def test_a_time_budget_becomes_a_number_of_updates(tmp_path):
     torch.manual_seed(0)
     recipe = RECIPES["medusa"](target, IDS, 3)
     run = Trainer(recipe, store, LoopSettings(seconds=1e-6, rows=64), tmp_path / "run")
-    assert run.run().num_steps == 9
+    assert run.run().num_steps == 8
     again = Trainer(recipe, store, LoopSettings(seconds=1e6, rows=64), tmp_path / "run")
-    assert again.run().step == 9
+    assert again.run().step == 8
+
+
+@pytest.mark.parametrize(("later", "planned"), [(1.0, 400), (4.0, 175), (0.5, 700)])
+def test_a_run_by_time_ends_in_time_whatever_becomes_of_the_machine(tmp_path, monkeypatch, later, planned):
+    """An update takes a second at first, and from the hundredth on `later` seconds."""
+    target = tiny_target()
+    store = tiny_store(tmp_path / "taps", target)
+    now, rates = [0.0], []
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(loop, "rate_at", lambda *of: rates.append(rate_at(*of)) or rates[-1])
+
+    def tick(progress):
+        now[0] += 1.0 if progress.step <= 100 else later
+
+    settings = LoopSettings(seconds=400.0, rows=64, evaluate_every=20.0, patience=1000)
+    done = Trainer(RECIPES["medusa"](target, IDS, 3), store, settings, tmp_path / "run", tick).run()
+    assert now[0] == pytest.approx(400, abs=8) and done.step == done.num_steps == pytest.approx(planned, rel=0.03)
+    assert max(rates) > 0.8 * settings.rate and rates[-1] < 0.05 * settings.rate
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path):
