@@ -95,6 +95,7 @@ def inspect(
     from paceline.models.heads.conventions import conventions
     from paceline.models.heads.files import layout_of, read_files
     from paceline.models.heads.registry import head_path
+    from paceline.models.heads.self_check import KEY
 
     record = _load(head, model, taps, norm_output, any_weights)
     pairs = [("layout", layout_of(read_files(head_path(head))).name), *conventions(record)]
@@ -108,7 +109,7 @@ def inspect(
     for note in record.notes:
         print(f"note: {note}")
     for name, value in record.card.items():
-        if isinstance(value, dict) and "tokens" in value and "acceptance" in value:
+        if name == KEY and isinstance(value, dict) and isinstance(value.get("acceptance"), float):
             value = f"{value['acceptance']:.1%} of first drafted tokens on a stored text"
         print(f"{name}: {json.dumps(value, default=str)}")
 
@@ -152,7 +153,8 @@ SmolLM2-135M-Instruct -o eagle3-vllm
     if to not in _PROGRAMS:
         raise InvalidParameter("to", f"{to!r} is not known", f"choose one of: {', '.join(_PROGRAMS)}")
     if dtype not in ("float32", "bfloat16", "int8") or (dtype == "int8" and to != "paceline"):
-        raise InvalidParameter("dtype", f"{dtype!r} is not what {to} reads", "use float32 or bfloat16")
+        known = "float32, bfloat16 or int8" if to == "paceline" else "float32 or bfloat16"
+        raise InvalidParameter("dtype", f"{dtype!r} is not what {to} reads", f"use {known}")
     record = _load(head, model, taps, norm_output, any_weights)
     if to == "sglang" and record.config.family not in _SGLANG:
         problem = f"is sglang, for which no {record.config.family} heads are written"
@@ -223,7 +225,8 @@ def verify(
         record = _load(head, loaded.source, taps, norm_output, any_weights)
         net, card = make_net(record, loaded), record.card
         if store:
-            made = make_check(loaded.model, net, own_text(loaded.model, own_opening(loaded.source.tokenizer)))
+            opening = own_opening(loaded.source.tokenizer)
+            made = make_check(loaded.model, net, own_text(loaded.model, opening), len(opening))
             with writing("head", head_path(head)):
                 store_in_card(head_path(head), KEY, made)
             card = {KEY: made}

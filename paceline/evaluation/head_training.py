@@ -166,8 +166,8 @@ def train_head(job: HeadJob, config: EngineConfig, progress: NamedProgress = sil
     weights = trainer.best_weights or trainer.mean.weights
     made = card(job, target, store, recipe, done) | first | _tree(recipe, weights, store)
     record = recipe.record(weights, made)
-    text = own_text(loaded.model, own_opening(loaded.source.tokenizer))  # not of the store, which may hold a user's
-    check = make_check(loaded.model, make_net(record, loaded), text)
+    opening = own_opening(loaded.source.tokenizer)  # not of the store, which may hold a user's
+    check = make_check(loaded.model, make_net(record, loaded), own_text(loaded.model, opening), len(opening))
     loaded.close()
     return replace(record, card={**record.card, KEY: check}), done
 

@@ -194,15 +194,20 @@ def test_verify(target: Path, tmp_path: Path, monkeypatch, check: SelfCheck | No
 def test_verify_stores_what_it_measured(target: Path, tmp_path: Path, monkeypatch) -> None:
     save_head(made_for(target, TABLED), tmp_path / "head")
     before = (tmp_path / "head" / "model.safetensors").read_bytes()
-    loaded = LoadedModel(resolve_model(str(target)), object())  # type: ignore[arg-type]
+    model = SimpleNamespace(config=SimpleNamespace(vocab_size=40))
+    loaded = LoadedModel(resolve_model(str(target)), model)  # type: ignore[arg-type]
     monkeypatch.setattr(build, "load", lambda *_: loaded)
     monkeypatch.setattr(net_build, "make_net", lambda record, target: SimpleNamespace(record=record))
+    monkeypatch.setattr(self_check, "own_opening", lambda tokenizer: [4, 5])
     monkeypatch.setattr(self_check, "own_text", lambda model, prompt: [*prompt, 1, 2, 3])
-    monkeypatch.setattr(self_check, "first_share", lambda model, net, tokens: 0.4)
+    monkeypatch.setattr(self_check, "first_share", lambda model, net, tokens, num_prompt_tokens: 0.4)
     result = run("verify", tmp_path / "head", "-m", target, "--store")
     assert result.exit_code == 0 and "right for 40.0% of stored tokens" in result.stdout, result.output
     card = read_head(tmp_path / "head").card
-    assert card["check"]["tokens"][-3:] == [1, 2, 3] and card["licence"] == "Apache-2.0"  # type: ignore[index]
+    assert (
+        card["check"] == {"tokens": [4, 5, 1, 2, 3], "prompt_tokens": 2, "acceptance": 0.4}
+        and card["licence"] == "Apache-2.0"
+    )  # type: ignore[index]
     assert (tmp_path / "head" / "model.safetensors").read_bytes() == before
     assert "acceptance: 0.4" in (tmp_path / "head" / "CARD.md").read_text()
 

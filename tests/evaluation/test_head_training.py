@@ -170,10 +170,11 @@ def assert_checked_on_text_of_nobody(source, *folders):
     from paceline.models.heads.self_check import own_opening, own_text
     from paceline.models.torch_executor import TorchModel
 
-    said = own_text(TorchModel(source.checkpoint), own_opening(source.tokenizer))
+    opening = own_opening(source.tokenizer)
+    said = own_text(TorchModel(source.checkpoint), opening)
     for folder in folders:
         check: Any = read_head(folder).card["check"]
-        assert check["tokens"] == said[-64:]
+        assert check["tokens"] == said and check["prompt_tokens"] == len(opening)
 
 
 def ending_after(steps, step):

@@ -6,8 +6,8 @@ from paceline.drafters.heads.head import HeadDrafter, head_of
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.options import TreeName, tree_shape
 from paceline.errors import InvalidParameter, ModelNotFound
-from paceline.models.heads.record import Family
-from paceline.models.heads.registry import best_head, load_head
+from paceline.models.heads.record import Family, HeadRecord
+from paceline.models.heads.registry import load_best, load_head
 from paceline.models.resolve import ModelSource
 
 AUTO = "auto"
@@ -37,7 +37,7 @@ def _maker(family: Family | None) -> Callable[..., HeadDrafter]:
             CorruptWeights, UnsupportedModel: its files cannot be used.
         """
         source = services.target.source
-        record = load_head(_found(source, family) if model == AUTO else model, source)
+        record = _best(source, family) if model == AUTO else load_head(model, source)
         if family not in (None, record.config.family):
             problem = f"{model} is a head of the family {record.config.family}"
             raise InvalidParameter("method", f"{family!r}, but {problem}", f"use {record.config.family!r} or 'head'")
@@ -51,14 +51,14 @@ def _maker(family: Family | None) -> Callable[..., HeadDrafter]:
     return make
 
 
-def _found(source: ModelSource, family: Family | None) -> str:
-    """The path of the best head."""
-    ref = best_head(source, family)
-    if ref is None:
+def _best(source: ModelSource, family: Family | None) -> HeadRecord:
+    """The best head."""
+    found = load_best(source, family)
+    if found is None:
         kind = f"{family} head" if family else "draft head"
         remedy = f"train one: paceline train head {family or 'eagle3'} -m {source.name}"
         raise ModelNotFound(f"no {kind} is known for {source.name}; {remedy}, or name a folder with model=...")
-    return str(ref.path)
+    return found[1]
 
 
 head = _maker(None)

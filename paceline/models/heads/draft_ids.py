@@ -10,6 +10,9 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 
+_TELLING = 256
+"""Draft ids among which two are neighbours in every vocabulary, so that offsets repeat; target ids never do."""
+
 
 def from_offsets(offsets: np.ndarray, draft_size: int, vocab_size: int, source: object) -> np.ndarray:
     """[draft_size] int32 target ids from the file's ``d2t``.
@@ -22,8 +25,10 @@ def from_offsets(offsets: np.ndarray, draft_size: int, vocab_size: int, source: 
             f"{source}: d2t", f"has {offsets.size} entries, the config says draft_vocab_size={draft_size}",
             "config and weights are of different heads: get both again",
         )  # fmt: skip
-    ids = np.arange(draft_size) + offsets.astype(np.int64)
-    absolute = offsets.min() >= 0 and ids.max() >= vocab_size > offsets.max() and len(np.unique(offsets)) == draft_size
+    offsets = _whole(offsets, f"{source}: d2t")
+    ids = np.arange(draft_size) + offsets
+    outside = ids.max() >= vocab_size > offsets.max()
+    absolute = offsets.min() >= 0 and len(np.unique(offsets)) == draft_size and (outside or draft_size >= _TELLING)
     if absolute:
         raise InvalidParameter(
             f"{source}: d2t", "holds target ids, where the format has offsets from the draft id",
@@ -38,6 +43,7 @@ def checked_ids(ids: np.ndarray, vocab_size: int, field: str) -> np.ndarray:
     Raises:
         InvalidParameter: naming `field`.
     """
+    ids = _whole(ids, field)
     if ids.ndim != 1 or ids.size == 0 or ids.min() < 0 or ids.max() >= vocab_size:
         raise InvalidParameter(
             field, f"leads out of the target's vocabulary of {vocab_size}", "use a head of this target"
@@ -45,6 +51,13 @@ def checked_ids(ids: np.ndarray, vocab_size: int, field: str) -> np.ndarray:
     if len(np.unique(ids)) != ids.size:
         raise InvalidParameter(field, "names a target token twice", "get the head again from its source")
     return ids.astype(np.int32)
+
+
+def _whole(values: np.ndarray, field: str) -> np.ndarray:
+    """`values` as int64. Raises InvalidParameter, naming `field`, for numbers that are not whole."""
+    if values.dtype.kind not in "iu":
+        raise InvalidParameter(field, f"holds {values.dtype} numbers, where ids are whole", "get the head again")
+    return values.astype(np.int64)
 
 
 def to_offsets(ids: np.ndarray) -> np.ndarray:

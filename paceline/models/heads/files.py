@@ -50,6 +50,9 @@ LAYOUTS: tuple[Layout, ...] = tuple(
 """All layouts, in the order in which they are tried for reading and for writing."""
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "CARD.md"
+_TENSORS = (".safetensors", ".pt", ".pth", ".bin")
+"""Endings of files of tensors."""
+_REMEDY = "get the head again"
 _PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt", "hydra_lm_head.pt", "model.pt")
 
 
@@ -66,11 +69,13 @@ def read_files(place: Path) -> HeadFiles:
         raise ModelNotFound(f"{place}: no draft head here; a head is a folder with {CONFIG} and {WEIGHTS}")
     if place.suffix == ".gguf" and place.is_file():
         raise UnsupportedModel(f"{place}: heads are written for llama.cpp, not read back; use what it was made from")
+    if place.is_file() and place.suffix not in _TENSORS:
+        raise UnsupportedModel(f"{place}: is no file of tensors ({', '.join(_TENSORS)}); name the head's folder")
     config = folder / CONFIG
     tensors: dict[str, np.ndarray] = {}
     for path in weights:
         tensors |= read_safetensors(path) if path.suffix == ".safetensors" else read_pickle(path)
-    return HeadFiles(place, read_json(config) if config.is_file() else {}, tensors)
+    return HeadFiles(place, read_json(config, _REMEDY) if config.is_file() else {}, tensors)
 
 
 def layout_of(files: HeadFiles) -> Layout:
@@ -98,7 +103,7 @@ def read_head(place: str | Path, reading: Reading | None = None) -> HeadRecord:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # layouts check the values that they use; this catches all other failures that a damaged file can cause
         problem = f"its config and tensors do not fit together ({error_text(error)})"
-        raise CorruptWeights(f"{files.path}: {problem}; get the head again") from error
+        raise CorruptWeights(f"{files.path}: {problem}; {_REMEDY}") from error
 
 
 def save_head(record: HeadRecord, folder: str | Path, *, storage: Storage = "float32", layout: str | None = None,
@@ -131,13 +136,14 @@ def save_head(record: HeadRecord, folder: str | Path, *, storage: Storage = "flo
 
 
 def store_in_card(folder: str | Path, name: str, value: object) -> None:
-    """Set the entry `name` in the card of a saved head, and leave everything else unchanged.
+    """Set the entry `name` in the card of a saved head (its folder or file), and leave everything else unchanged.
 
     Raises:
         InvalidParameter: the head was written by another program and has no card.
     """
     place = Path(folder).expanduser()
-    values = read_json(place / CONFIG)
+    place = place.parent if place.is_file() else place
+    values = read_json(place / CONFIG, _REMEDY)
     if KEY not in values:
         raise InvalidParameter("head", f"{place} has no card", "convert it first: paceline heads convert --to paceline")
     values[KEY].setdefault("card", {})[name] = value

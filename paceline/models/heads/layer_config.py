@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.config import ModelConfig
 from paceline.models.fields import Fields
 from paceline.models.heads.strict import Settings
@@ -31,17 +31,23 @@ def read_layer(settings: Settings, **more: Any) -> ModelConfig:
         UnsupportedModel: a setting is not implemented.
         InvalidParameter: a setting is invalid, or the layers have experts.
     """
+    if not settings.values:
+        raise settings.wrong("config.json", "is missing or empty", "put the head's own beside its weights")
     settings.skip(*_KEYS)
     values = {name: settings.values[name] for name in _KEYS if name in settings.values} | more
     values.setdefault("model_type", "llama")
     kinds = values.pop("layer_types", None)
     if kinds:
-        if not set(kinds) <= {_FULL, _SLIDING}:
+        if not isinstance(kinds, list) or not all(kind in (_FULL, _SLIDING) for kind in kinds):
             raise settings.wrong("layer_types", f"{kinds} is not read", "use a head with full attention")
         values["use_sliding_window"] = _SLIDING in kinds
     values["max_window_layers"] = 0
-    values["max_position_embeddings"] = values.get("max_position_embeddings") or 2048
-    config = _within_window(ModelConfig.from_hf(values))
+    if values.get("max_position_embeddings") is None:
+        values["max_position_embeddings"] = 2048
+    try:
+        config = _within_window(ModelConfig.from_hf(values))
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{settings.source}: {error}") from None
     if config.experts is not None:
         raise settings.wrong("model_type", f"{config.model_type} has experts", "use a head with dense layers")
     return config

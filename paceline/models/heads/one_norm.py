@@ -13,8 +13,10 @@ import numpy as np
 from paceline.errors import InvalidParameter
 from paceline.models.base import CausalLM
 from paceline.models.heads.record import HeadRecord
-from paceline.models.heads.self_check import KEY, own_text, target_states
+from paceline.models.heads.self_check import KEY, check_entry, own_text, target_states
 
+_OF_THE_OTHER = (KEY, "accepted", "held_out", "tree")
+"""Entries of a card that were measured with the head before the change."""
 _FIRST = 4
 """First positions of a text, which are left out because their states are far larger than all others."""
 
@@ -28,16 +30,16 @@ def with_one_norm(record: HeadRecord, target: CausalLM, opening: list[int]) -> H
     Raises:
         InvalidParameter: the head has no norms per tap.
     """
-    config, stored = record.config, record.card.get(KEY)
+    config = record.config
     if config.family != "eagle3" or not config.fc_norm:
         raise InvalidParameter("one_norm", "is for EAGLE-3.1 heads, with a norm per tap", "leave it out")
-    tokens = stored["tokens"] if isinstance(stored, dict) else own_text(target, opening)
+    tokens = check_entry(record) or own_text(target, opening)
     _, states = target_states(target, tokens, config.taps)
     taps = states.reshape(len(states), len(config.taps), -1)
     tensors, names = dict(record.tensors), [f"fc_norm.{i}.weight" for i in range(len(config.taps))]
     weights = np.stack([tensors.pop(name) for name in names]) * _shares(taps)[:, None]
     tensors["input_norm.weight"] = weights.astype(np.float32).ravel()
-    card = {name: value for name, value in record.card.items() if name != KEY}
+    card = {name: value for name, value in record.card.items() if name not in _OF_THE_OTHER}
     described = replace(config, fc_norm=False, norm_before_fc=True, norm_output=False)
     return replace(record, config=described, tensors=tensors, card=card)
 

@@ -5,7 +5,6 @@ Other programs ignore it; a file without it was written by another program.
 """
 
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 from paceline.errors import InvalidParameter
@@ -15,6 +14,8 @@ from paceline.models.heads.strict import Settings
 
 KEY = "paceline"
 _FORMAT = 1
+_LARGEST_SCALE = 1e6
+"""Larger factors are damage: with them sums leave the range of float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,8 @@ def read_own_block(settings: Settings) -> OwnBlock:
 
 def _scale(own: Settings) -> float:
     value = own.take("embedding_scale", 1.0)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
-        raise own.wrong("embedding_scale", f"{value!r} is not a finite number", "correct the config")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < _LARGEST_SCALE:
+        raise own.wrong("embedding_scale", f"{value!r} is no factor of embeddings", "correct the config")
     return float(value)
 
 

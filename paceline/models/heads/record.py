@@ -24,6 +24,10 @@ MOST_STEPS = 1024
 """Most layers, steps or tokens of a head; bounds the list of tensor names that is built before checking files."""
 
 
+VARIANTS = ("vanilla", "gated", "rnn")
+"""Forms of DSpark's bias."""
+
+
 @dataclass(frozen=True, slots=True)
 class TargetPrint:
     """Identifies a target model.
@@ -74,7 +78,7 @@ class HeadConfig:
         tied: whether all steps of an MLP speculator share their weights, except for the first projection.
         scale_input: whether an MLP speculator norms its input.
         block_depth: residual blocks per Medusa head, linear layers per Hydra head.
-        variant: the form of Hydra (``mlp``, ``prefix-mlp``) or of DSpark's bias (``vanilla``, ``gated``, ``rnn``).
+        variant: the form of Hydra (``mlp``, ``prefix-mlp``) or of DSpark's bias (`VARIANTS`).
         max_positions: positions it was trained for; 0 where unknown.
     """
 

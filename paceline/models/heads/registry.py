@@ -5,14 +5,13 @@ Folders have the form ``<model>/<family>/{config.json, model.safetensors, CARD.m
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
-from math import isfinite
 from pathlib import Path
 from typing import Literal
 
-from paceline.errors import HeadWarning, ModelNotFound, PacelineError, first_line
+from paceline.errors import HeadWarning, InvalidParameter, ModelNotFound, PacelineError, first_line
 from paceline.models.cache_dir import cache_dir
 from paceline.models.download import BUILTIN_MODELS
 from paceline.models.heads.files import CARD, CONFIG, WEIGHTS, read_head
@@ -20,7 +19,8 @@ from paceline.models.heads.fingerprint import target_print
 from paceline.models.heads.fit import check_fit
 from paceline.models.heads.layouts.base import Reading
 from paceline.models.heads.own_block import KEY, read_own_block
-from paceline.models.heads.record import HeadRecord, TargetPrint
+from paceline.models.heads.record import MOST_STEPS, HeadRecord, TargetPrint
+from paceline.models.heads.self_check import check_entry
 from paceline.models.heads.strict import Settings
 from paceline.models.json_file import read_json
 from paceline.models.resolve import ModelSource, hub_folder
@@ -65,34 +65,69 @@ def shipped_heads() -> Path:
 
 def all_heads() -> list[HeadRef]:
     """Every named head; one in the user's cache replaces a shipped one of the same name."""
-    found: dict[str, HeadRef] = {}
-    places: tuple[tuple[Place, Path], ...] = (("cache", user_heads()), ("shipped", shipped_heads()))
-    for place, folder in places:
-        for config in sorted(folder.glob(f"*/*/{CONFIG}")):
-            ref = _ref(config.parent, place, f"{config.parent.parent.name}/{config.parent.name}")
-            found.setdefault(ref.name, ref)
-    return list(found.values())
+    return _first_of_each(_named())
 
 
 def find_heads(target: ModelSource) -> list[HeadRef]:
     """Heads for `target`: those beside its weights first, then those in the user's cache, then shipped ones.
 
     Heads whose files name other weights are left out. Named heads must have a target in their files; heads beside the
-    weights need not.
+    weights need not. A damaged config in the user's cache does not replace a shipped head.
     """
-    print_ = target_print(target)
-    beside = [_ref(config.parent, "beside", str(config.parent)) for config in _beside(target)]
-    named = [ref for ref in all_heads() if ref.target is not None]
-    return [ref for ref in (*beside, *named) if ref.target is None or _same(ref.target, print_)]
+    return _first_of_each(_all_for(target))
 
 
 def best_head(target: ModelSource, family: str | None = None) -> HeadRef | None:
-    """The best head for `target`; None where there is none.
+    """The best head for `target`, as `load_best` takes it; None where there is none."""
+    found = load_best(target, family)
+    return None if found is None else found[0]
+
+
+def load_best(target: ModelSource, family: str | None = None) -> tuple[HeadRef, HeadRecord] | None:
+    """The best head for `target` that can be used, and its record; None where there is none.
 
     Of several heads it is the one with the most tokens per pass in its card; heads without a figure come last.
+
+    Warns:
+        HeadWarning: a head was passed over because it is damaged or cannot be used.
     """
-    known = [ref for ref in find_heads(target) if family in (None, ref.family)]
-    return max(known, key=_tokens_per_pass, default=None)
+    for ref in _named():
+        if ref.problem and ref.name.startswith(f"{target.name}/") and family in (None, ref.path.name):
+            warnings.warn(f"a head is passed over: {ref.problem}", HeadWarning, stacklevel=2)
+    known = [ref for ref in _all_for(target) if family in (None, ref.family)]
+    best = sorted(_first_of_each(known), key=_tokens_per_pass, reverse=True)
+    for ref in [ref for first in best for ref in known if ref.name == first.name]:
+        try:
+            return ref, load_head(ref.path, target)
+        except PacelineError as error:
+            warnings.warn(f"a head is passed over: {first_line(error)}", HeadWarning, stacklevel=2)
+    return None
+
+
+def _all_for(target: ModelSource) -> list[HeadRef]:
+    """As `find_heads`, with those that another one of the same name replaces."""
+    print_ = target_print(target)
+    beside = [_ref(config.parent, "beside", str(config.parent)) for config in _beside(target)]
+    named = [ref for ref in _named() if ref.target is not None]
+    return [ref for ref in (*beside, *named) if ref.target is None or _same(ref.target, print_)]
+
+
+def _named() -> list[HeadRef]:
+    """Every head in the user's cache, then every shipped one."""
+    places: tuple[tuple[Place, Path], ...] = (("cache", user_heads()), ("shipped", shipped_heads()))
+    return [
+        _ref(config.parent, place, f"{config.parent.parent.name}/{config.parent.name}")
+        for place, folder in places
+        for config in sorted(folder.glob(f"*/*/{CONFIG}"))
+    ]
+
+
+def _first_of_each(refs: Sequence[HeadRef]) -> list[HeadRef]:
+    """The first reference of every name."""
+    found: dict[str, HeadRef] = {}
+    for ref in refs:
+        found.setdefault(ref.name, ref)
+    return list(found.values())
 
 
 def _tokens_per_pass(ref: HeadRef) -> float:
@@ -102,7 +137,9 @@ def _tokens_per_pass(ref: HeadRef) -> float:
     figures = [each.get("tokens_per_pass") for each in sets if isinstance(each, dict)]
     if isinstance(held_out, dict):
         figures.append(held_out.get("replayed"))
-    return max((float(one) for one in figures if isinstance(one, int | float) and isfinite(one)), default=0.0)
+    return max(
+        (float(one) for one in figures if isinstance(one, int | float) and 0 < one <= 1 + MOST_STEPS), default=0.0
+    )
 
 
 def load_head(name_or_path: str | Path, target: ModelSource | None = None, *, reading: Reading | None = None,
@@ -117,7 +154,7 @@ def load_head(name_or_path: str | Path, target: ModelSource | None = None, *, re
 
     Raises:
         ModelNotFound: there is no such head.
-        InvalidParameter: it was trained for another target, or a setting in its file is invalid.
+        InvalidParameter: it was trained for another target, or a setting or the card in its file is invalid.
         CorruptWeights, UnsupportedModel: its files cannot be used.
 
     Warns:
@@ -126,6 +163,10 @@ def load_head(name_or_path: str | Path, target: ModelSource | None = None, *, re
     path = head_path(name_or_path)
     own = target_print(target) if target is not None else None
     record = read_head(path, replace(reading or Reading(), target=own))
+    try:
+        check_entry(record)
+    except InvalidParameter as error:
+        raise error.about(f"{path}: {error.field}") from None
     if target is None or own is None:
         return record
     for sentence in check_fit(record, own, any_weights):
@@ -145,7 +186,7 @@ def _ref(folder: Path, place: Place, name: str) -> HeadRef:
 
 
 def _beside(target: ModelSource) -> list[Path]:
-    """Configs of heads beside the weights: ``heads/`` in a model's folder, ``<file>.heads/`` next to a GGUF file."""
+    """Configs of heads beside the weights: ``heads/`` in a model's folder, ``NAME.heads/`` next to ``NAME.gguf``."""
     path = getattr(target.checkpoint, "path", None)
     if path is None:
         return []

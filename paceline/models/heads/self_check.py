@@ -1,7 +1,9 @@
 """Checks that a head is read as it was trained, by how often its first drafted token is the target's argmax.
 
-Wrong taps, norms or draft vocabularies leave shapes valid but acceptance near zero. So the share of correct tokens on
-64 stored tokens is compared with the share in the head's card. Not a benchmark (`paceline bench`).
+Wrong taps, scales or draft vocabularies leave shapes valid but draft badly. So the share of correct tokens on a stored
+answer of 64 tokens is compared with the share in the head's card. It cannot see what changes later tokens of a draft
+only (`norm_output`), nor mistakes that cost little: on the default model, taps one layer off. Not a benchmark
+(`paceline bench`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,9 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from paceline.errors import InvalidParameter
 from paceline.models.base import CausalLM, pages_for, slot_of
 from paceline.models.heads.nets import AutoregressiveNet, BlockNet, BlockOfRows, HalfAutoregressiveNet, StepNet
-from paceline.models.heads.record import HeadRecord
+from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.rows import Part, build_rows
 from paceline.models.tokenizer import Tokenizer
 
@@ -21,8 +24,13 @@ KEY = "check"
 """Entry of a card that holds the tokens and the share."""
 NUM_TOKENS = 64
 _QUESTION = "Explain why the sky is blue."
-_LEAST_SHARE = 0.5
-"""Smallest share, relative to the card's, that passes."""
+_LEAST_SHARE = 0.8
+"""Smallest share, relative to the card's, that passes. The shipped heads reach 0.90 to 1.08 with weights of any dtype;
+with states of wrong layers, in a wrong order, or without the scale of their embeddings 0.20 to 0.78."""
+
+
+_MOST_TOKENS = 4096
+_REMEDY = "get the head's own config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,7 @@ class SelfCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether the measured share is at least half of the expected one."""
+        """Whether the measured share is at least `_LEAST_SHARE` of the expected one."""
         return self.measured >= _LEAST_SHARE * self.expected
 
     def __str__(self) -> str:
@@ -48,27 +56,52 @@ def run_self_check(target: CausalLM, net: Net, card: Mapping[str, object]) -> Se
     """Run the check in the `card` of a head; None where it stores no tokens.
 
     This takes one pass of the target over the stored tokens, and the passes of the head.
+
+    Raises:
+        InvalidParameter: the card's entry is damaged.
     """
-    stored = card.get(KEY)
-    if not isinstance(stored, Mapping):
+    if card.get(KEY) is None:
         return None
-    return SelfCheck(first_share(target, net, stored["tokens"]), float(stored["acceptance"]))
+    tokens, num_prompt_tokens, expected = _stored(card, net.record.config)
+    return SelfCheck(first_share(target, net, tokens, num_prompt_tokens), expected)
 
 
-def make_check(target: CausalLM, net: Net, tokens: Sequence[int]) -> dict[str, object]:
+def check_entry(record: HeadRecord) -> list[int] | None:
+    """The text in a head's card; None without one. Raises InvalidParameter where the entry is damaged."""
+    return None if record.card.get(KEY) is None else _stored(record.card, record.config)[0]
+
+
+def make_check(target: CausalLM, net: Net, tokens: Sequence[int], num_prompt_tokens: int) -> dict[str, object]:
     """The entry `KEY` for the card of a head.
 
     Args:
-        tokens: a prompt and text that the target generated. The last `NUM_TOKENS` are stored in the card, which is
-            public; `own_text` of `own_opening` contains no user data.
+        tokens: a prompt and text that the target generated. The card is public; `own_text` of `own_opening` contains no
+            user data.
+        num_prompt_tokens: length of the prompt, whose tokens are not counted.
     """
-    chosen = [int(token) for token in tokens[-NUM_TOKENS:]]
-    return {"tokens": chosen, "acceptance": round(first_share(target, net, chosen), 4)}
+    share = first_share(target, net, tokens, num_prompt_tokens)
+    return {"tokens": [int(one) for one in tokens], "prompt_tokens": num_prompt_tokens, "acceptance": round(share, 4)}
 
 
-def with_check(record: HeadRecord, target: CausalLM, net: Net, tokens: Sequence[int]) -> HeadRecord:
-    """`record` with the result of `make_check` for `tokens` in its card."""
-    return replace(record, card={**record.card, KEY: make_check(target, net, tokens)})
+def _stored(card: Mapping[str, object], config: HeadConfig) -> tuple[list[int], int, float]:
+    """(tokens, number of them that are the prompt, share) of a card."""
+    vocab_size, least = config.target.vocab_size, config.block_tokens + 1
+    entry = card[KEY] if isinstance(card[KEY], Mapping) else {}
+    assert isinstance(entry, Mapping)
+    tokens, share, num_prompt = entry.get("tokens"), entry.get("acceptance"), entry.get("prompt_tokens", 0)
+    if not isinstance(tokens, list) or not least <= len(tokens) <= _MOST_TOKENS or not all(map(_is_whole, tokens)):
+        raise InvalidParameter(f"card.{KEY}.tokens", f"is no list of {least} to {_MOST_TOKENS} token ids", _REMEDY)
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        raise InvalidParameter(f"card.{KEY}.tokens", f"leaves the target's vocabulary of {vocab_size}", _REMEDY)
+    if not _is_whole(num_prompt) or not 0 <= num_prompt <= len(tokens) - least:
+        raise InvalidParameter(f"card.{KEY}.prompt_tokens", f"{num_prompt!r} is no part of the tokens", _REMEDY)
+    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
+        raise InvalidParameter(f"card.{KEY}.acceptance", f"{share!r} is no share from 0 to 1", _REMEDY)
+    return tokens, num_prompt, float(share)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def own_opening(tokenizer: Tokenizer) -> list[int]:
@@ -89,8 +122,8 @@ def own_text(target: CausalLM, prompt: Sequence[int], num_tokens: int = NUM_TOKE
     return tokens
 
 
-def first_share(target: CausalLM, net: Net, tokens: Sequence[int]) -> float:
-    """Share of positions where the first token of a greedy draft is the target's argmax.
+def first_share(target: CausalLM, net: Net, tokens: Sequence[int], num_prompt_tokens: int = 0) -> float:
+    """Share of positions after the prompt where the first token of a greedy draft is the target's argmax.
 
     Every draft starts from the target's hidden states, so this is the acceptance rate of the first position at
     temperature 0.
@@ -106,7 +139,8 @@ def first_share(target: CausalLM, net: Net, tokens: Sequence[int]) -> float:
         logits = _step(net, tokens, states)  # type: ignore[arg-type]
     drafted = logits.argmax(axis=1)
     ids = net.record.draft_ids
-    return float(np.mean((drafted if ids is None else ids[drafted]) == wanted[len(wanted) - len(drafted) :]))
+    is_right = (drafted if ids is None else ids[drafted]) == wanted[len(wanted) - len(drafted) :]
+    return float(is_right[max(0, len(is_right) - len(tokens) + num_prompt_tokens) :].mean())
 
 
 def target_states(target: CausalLM, tokens: Sequence[int], taps: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,7 @@ Every key is read by the layout, known to be harmless, or reported to the user. 
 scale or rotary setting and is switched on is an error. Not for tensors (`layouts/base.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from paceline.errors import InvalidParameter, UnsupportedModel
@@ -60,6 +60,20 @@ class Settings:
         if not isinstance(value, bool):
             raise self.wrong(name, f"{value!r} is neither true nor false", "correct the config")
         return value
+
+    def among(self, name: str, choices: Collection[str], default: Any = _MISSING) -> str:
+        """One of `choices`."""
+        value = self.take(name, default)
+        if not isinstance(value, str) or value not in choices:
+            raise self.wrong(name, f"{value!r} is not read", f"use one of {', '.join(choices)}")
+        return value
+
+    def objects(self, name: str) -> "list[Settings]":
+        """The objects in the list under `name`, empty where there is none."""
+        values = self.take(name, [])
+        if not isinstance(values, list) or not all(isinstance(one, Mapping) for one in values):
+            raise self.wrong(name, f"{values!r} is no list of objects", "correct the config")
+        return [Settings(one, f"{self.source}: {name}") for one in values]
 
     def inner(self, name: str) -> "Settings":
         """The object under `name`, empty where there is none; the caller must call its `finish` as well."""

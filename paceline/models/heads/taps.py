@@ -20,7 +20,11 @@ def canonical_taps(ids: Sequence[int], convention: Convention, num_layers: int, 
     Raises:
         InvalidParameter: `ids` is empty, or has a layer that the target does not have.
     """
-    if not ids or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+    if (
+        not isinstance(ids, list | tuple)
+        or not ids
+        or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
+    ):
         raise InvalidParameter(field, f"{ids!r} is no list of layers", "correct the config")
     taps = tuple(int(i) + (convention == "leaving") for i in ids)
     if min(taps) < 0 or (num_layers and max(taps) > num_layers):

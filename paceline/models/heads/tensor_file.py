@@ -43,6 +43,8 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
         entries = deserialize(path.read_bytes())
     except SafetensorError as error:
         raise CorruptWeights(f"{path}: is damaged ({error}); get it again") from None
+    except OSError as error:
+        raise CorruptWeights(f"{path}: cannot be read ({error.strerror}); get it again") from None
     return {name: _values(path, name, entry) for name, entry in entries}
 
 
@@ -70,8 +72,13 @@ def read_pickle(path: Path) -> dict[str, np.ndarray]:
         raise UnsupportedModel(f"{path}: {holds}; ask for safetensors") from None
     except Exception as error:  # damaged bytes raise errors of many types
         raise CorruptWeights(f"{path}: cannot be read ({error_text(error)[:120]}); get it again") from None
-    if not isinstance(loaded, Mapping) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
+    if not isinstance(loaded, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in loaded.items()
+    ):
         raise UnsupportedModel(f"{path}: is no table of tensors by name; save the head's state_dict")
+    odd = [name for name, value in loaded.items() if value.layout != torch.strided or value.is_complex()]
+    if odd:
+        raise UnsupportedModel(f"{path}: {odd[0]} is sparse or complex; save dense real tensors")
     return {
         name: (value.float() if value.is_floating_point() else value).contiguous().numpy()
         for name, value in loaded.items()

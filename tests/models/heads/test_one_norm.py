@@ -10,6 +10,12 @@ from paceline.models.heads import one_norm
 from paceline.models.heads.one_norm import with_one_norm
 from tests.models.heads.tiny_heads import OURS, WIDTH, random_head
 
+CARD = {
+    "check": {"tokens": [1] * 12, "acceptance": 0.5},
+    "licence": "x",
+    "accepted": {"chat": 1.9},
+    "held_out": {"eal": 2.7},
+}
 TAPS = len(OURS["eagle3.1"].taps)
 
 
@@ -29,7 +35,7 @@ def test_taps_that_keep_their_share_are_normed_as_before(monkeypatch) -> None:
     read = states(np.linspace(1, 9, 12)[:, None] * np.array([1.0, 3.0, 20.0]))
     monkeypatch.setattr(one_norm, "target_states", lambda *_: (None, read))
     record = random_head(OURS["eagle3.1"])
-    made = with_one_norm(replace(record, card={"check": {"tokens": [1] * 12}, "licence": "x"}), object(), [])  # type: ignore[arg-type]
+    made = with_one_norm(replace(record, card=CARD), object(), [])  # type: ignore[arg-type]
     assert made.config == replace(record.config, fc_norm=False, norm_before_fc=True, norm_output=False)
     assert dict(made.card) == {"licence": "x"}
     before = np.stack([record.tensors[f"fc_norm.{i}.weight"] for i in range(TAPS)])

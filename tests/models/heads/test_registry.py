@@ -13,7 +13,7 @@ from paceline.models.heads.files import save_head
 from paceline.models.heads.fingerprint import target_print
 from paceline.models.heads.fit import check_fit
 from paceline.models.heads.record import HeadRecord
-from paceline.models.heads.registry import all_heads, best_head, find_heads, load_head, user_heads
+from paceline.models.heads.registry import all_heads, best_head, find_heads, load_best, load_head, user_heads
 from paceline.models.resolve import ModelSource
 from tests.fakes import ByteTokenizer, RandomCheckpoint
 from tests.models.heads.tiny_heads import LAYER, OURS, random_head
@@ -72,6 +72,36 @@ def test_the_users_head_comes_before_a_shipped_one_of_its_name(places: Path) -> 
     assert [ref.place for ref in all_heads()] == ["cache"]
 
 
+def damage_config(folder: Path) -> None:
+    (folder / "config.json").write_bytes(b"\xff\xfe{")
+
+
+def damage_weights(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-20])
+
+
+def damage_card(folder: Path) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    values["paceline"]["card"] |= {"check": {"tokens": [10**7] * 5, "acceptance": 0.5}}
+    (folder / "config.json").write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize("damage", [damage_config, damage_weights, damage_card])
+def test_a_damaged_head_is_passed_over_and_told(places: Path, damage) -> None:
+    target = source(places)
+    save_head(head_for(target, "medusa"), places / "package" / "tiny" / "medusa")
+    save_head(head_for(target), places / "package" / "tiny" / "eagle3")
+    best = replace(head_for(target), card={"accepted": {"chat": {"tokens_per_pass": 2.9}}})
+    save_head(best, user_heads() / "tiny" / "eagle3")
+    damage(user_heads() / "tiny" / "eagle3")
+    with pytest.warns(HeadWarning, match="passed over.*tiny/eagle3"):
+        chosen = load_best(target)
+    assert chosen is not None and chosen[0].place == "shipped"
+    with pytest.raises(PacelineError):
+        load_head(user_heads() / "tiny" / "eagle3", target)
+
+
 def test_a_damaged_config_is_found_and_refused_when_read(places: Path) -> None:
     folder = user_heads() / "tiny" / "eagle3"
     save_head(head_for(source(places)), folder)
@@ -99,7 +129,7 @@ def test_a_damaged_part_of_ours_does_not_hide_other_heads(places: Path, own: dic
 
 def test_a_figure_that_is_no_number_does_not_choose_a_head(places: Path) -> None:
     target = source(places)
-    for form, figures in {"eagle3.1": (1.9, None, "9"), "medusa": (1.2, float("nan"), [3])}.items():
+    for form, figures in {"eagle3.1": (1.9, None, "9"), "medusa": (1.2, float("nan"), [3], 10**400, True)}.items():
         accepted = {str(number): {"tokens_per_pass": one} for number, one in enumerate(figures)}
         save_head(replace(head_for(target, form), card={"accepted": accepted}), user_heads() / "tiny" / form)
     chosen = best_head(target)

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.errors import InvalidParameter
 from paceline.models.base import ForwardOutput, Rows
 from paceline.models.heads.nets import NetOutput
 from paceline.models.heads.record import HeadRecord
-from paceline.models.heads.self_check import first_share, own_text, run_self_check, with_check
+from paceline.models.heads.self_check import first_share, make_check, own_text, run_self_check
 from tests.models.heads.tiny_heads import OURS, THEIRS, VOCAB, WIDTH, random_head
 
 TOKENS = np.random.default_rng(5).integers(0, VOCAB, 64).tolist()
@@ -128,10 +129,11 @@ def test_the_share_is_that_of_tokens_in_the_heads_vocabulary(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_states_of_another_place_fail_the_check_of_a_good_release(form: str) -> None:
-    good = with_check(record(form), Target(), FORMS[form](record(form)), TOKENS)  # type: ignore[arg-type]
-    passed = run_self_check(Target(), FORMS[form](good), good.card)  # type: ignore[arg-type]
+    good = record(form)
+    card = {"check": make_check(Target(), FORMS[form](good), TOKENS, 0)}  # type: ignore[arg-type]
+    passed = run_self_check(Target(), FORMS[form](good), card)  # type: ignore[arg-type]
     assert passed is not None and passed.passed and passed.measured == pytest.approx(passed.expected, abs=1e-3)
-    failed = run_self_check(Target(), FORMS[form](good, shift=1), good.card)  # type: ignore[arg-type]
+    failed = run_self_check(Target(), FORMS[form](good, shift=1), card)  # type: ignore[arg-type]
     assert failed is not None and not failed.passed and "far too low" in str(failed)
 
 
@@ -142,3 +144,25 @@ def test_text_of_its_own_goes_on_from_the_prompt() -> None:
 
 def test_a_card_without_tokens_cannot_be_checked() -> None:
     assert run_self_check(Target(), Step(record("medusa")), {}) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tokens_of_the_prompt_do_not_count(form: str) -> None:
+    net, first = FORMS[form](record(form)), 5
+    expected = np.mean(successor(TOKENS[first:]) % 2 == 0)
+    assert first_share(Target(), net, TOKENS, first) == pytest.approx(expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("entry", "field"),
+    [
+        *[({"tokens": tokens, "acceptance": 0.5}, "tokens") for tokens in (
+            [10**7] * 5, [-1, 3, 4], [], [5], "abc", [1, 2, 7.5], [1, None, 2], [True, 1, 2], None, [1] * 5000)],
+        *[({"tokens": [1, 2, 3], "acceptance": share}, "acceptance") for share in (None, "x", 2, -0.1, float("nan"))],
+        *[({"tokens": [1, 2, 3], "acceptance": 0.5, "prompt_tokens": n}, "prompt_tokens") for n in (-1, 3, 1.5, None)],
+        ([1, 2], "tokens"), ("x", "tokens"), ({}, "tokens"),
+    ],
+)  # fmt: skip
+def test_a_damaged_entry_is_refused(entry: object, field: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"card.check.{field}"):
+        run_self_check(Target(), Step(record("medusa")), {"check": entry})  # type: ignore[arg-type]

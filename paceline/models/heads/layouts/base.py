@@ -29,6 +29,9 @@ _IGNORED = ("t2d", "rotary_emb.")
 _MAP = "d2t"
 _MASKED = ("dflash", "dspark", "p_eagle")
 """Families that need a mask token."""
+_OF_TARGETS_WIDTH = ("eagle", "mtp", "falcon")
+"""Families whose layers read and return states of the target's width."""
+_REMEDY = "get the head's own config.json"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -165,12 +168,10 @@ def assemble(files: HeadFiles, parts: Parts, rename: Rename, ignored: Iterable[s
 
     Raises:
         CorruptWeights: a tensor is unknown, missing, not finite, or of another shape.
-        InvalidParameter: there are more than `MOST_STEPS` layers or steps, or the mask is not a token.
+        InvalidParameter: there are no steps or more than `MOST_STEPS` layers or steps, the mask is not a token, or the
+            head is not of its target's width or vocabulary where it uses the target's tables.
     """
-    for name in ("num_steps", "num_layers", "block_depth", "block_tokens"):
-        if getattr(parts.config, name) > MOST_STEPS:
-            problem = f"{getattr(parts.config, name)} is more than the {MOST_STEPS} that a head can have"
-            raise InvalidParameter(f"{files.path}: {name}", problem, "correct the config")
+    _check_sizes(files.path, parts.config)
     _check_mask(files.path, parts.config)
     skipped = (*_IGNORED, _MAP, *ignored)
     found: dict[str, np.ndarray] = {}
@@ -186,6 +187,28 @@ def assemble(files: HeadFiles, parts: Parts, rename: Rename, ignored: Iterable[s
     return HeadRecord(parts.config, tensors, ids, parts.card, parts.notes)
 
 
+def _check_sizes(path: Path, config: HeadConfig) -> None:
+    """Refuse sizes with which a head would read or write beyond its arrays."""
+    for name in ("num_steps", "num_layers", "block_depth", "block_tokens"):
+        if getattr(config, name) > MOST_STEPS:
+            problem = f"{getattr(config, name)} is more than the {MOST_STEPS} that a head can have"
+            raise InvalidParameter(f"{path}: {name}", problem, _REMEDY)
+    if config.num_steps < 1:
+        raise InvalidParameter(f"{path}: num_steps", "the head drafts no token", _REMEDY)
+    layer, target = config.layer, config.target
+    if layer is None:
+        return
+    if layer.vocab_size != target.vocab_size:
+        raise InvalidParameter(
+            f"{path}: vocab_size", f"is {layer.vocab_size}, its target's is {target.vocab_size}", _REMEDY
+        )
+    shares = not (config.owns_embedding and config.owns_head)
+    if layer.hidden_size != target.hidden_size and (shares or config.family in _OF_TARGETS_WIDTH):
+        why = "whose embed_tokens or lm_head it shares" if shares else f"which {config.family} heads must have"
+        problem = f"is {layer.hidden_size}, its target's, {why}, is {target.hidden_size}"
+        raise InvalidParameter(f"{path}: hidden_size", problem, _REMEDY)
+
+
 def _check_mask(path: Path, config: HeadConfig) -> None:
     """Refuse a mask token outside the target's vocabulary, which would read beyond the embeddings."""
     mask, size = config.mask_token_id, config.target.vocab_size
@@ -193,7 +216,7 @@ def _check_mask(path: Path, config: HeadConfig) -> None:
         return
     if not isinstance(mask, int) or isinstance(mask, bool) or not 0 <= mask < size:
         problem = "is missing" if mask is None else f"{mask!r} is no token of the target's vocabulary of {size}"
-        raise InvalidParameter(f"{path}: mask_token_id", problem, "get the head's own config.json")
+        raise InvalidParameter(f"{path}: mask_token_id", problem, _REMEDY)
 
 
 def _ascending(

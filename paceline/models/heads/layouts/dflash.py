@@ -22,7 +22,7 @@ from paceline.models.heads.layouts.base import (
     without,
 )
 from paceline.models.heads.own_block import KEY, own_block, read_own_block
-from paceline.models.heads.record import HeadConfig, HeadRecord
+from paceline.models.heads.record import VARIANTS, HeadConfig, HeadRecord
 from paceline.models.heads.shapes import layer_of
 from paceline.models.heads.strict import Settings
 from paceline.models.heads.taps import canonical_taps, dflash_default, file_ids, told
@@ -61,11 +61,12 @@ def read(files: HeadFiles, reading: Reading) -> HeadRecord:
     config = HeadConfig(
         family="dspark" if rank or confidence else "dflash", target=target, taps=taps, layer=layer,
         num_layers=layer.num_hidden_layers,
-        num_steps=settings.count("block_size", nested.take("block_size", 16)) - (not anchor), draft_vocab_size=size,
+        num_steps=settings.count("block_size", nested.take("block_size", 16), 1 + (not anchor)) - (not anchor),
+        draft_vocab_size=size,
         owns_head=any("lm_head." in name for name in files.tensors) and own.owns_head,
         owns_embedding=any("embed_tokens." in name for name in files.tensors) and own.owns_embedding,
         mask_token_id=settings.take(_MASK, nested.take(_MASK, None)), sample_from_anchor=anchor, markov_rank=rank,
-        variant=settings.take("markov_head_type", "vanilla") if rank else "", confidence=confidence,
+        variant=settings.among("markov_head_type", VARIANTS, "vanilla") if rank else "", confidence=confidence,
         confidence_markov=settings.flag("confidence_head_with_markov", True),
         max_positions=own.max_positions or layer.max_position_embeddings,
     )  # fmt: skip

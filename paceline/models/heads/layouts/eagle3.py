@@ -113,7 +113,7 @@ def _taps(settings: Settings, nested: Settings, num_layers: int, reading: Readin
         return taps, told(taps, None, "EAGLE's default was taken")
     convention: Convention = reading.convention or "leaving"
     reason = f"as layers that states {'leave, as SGLang and NVIDIA count' if convention == 'leaving' else 'enter'}"
-    if reading.convention is None and num_layers and tuple(ids) == eagle3_default(num_layers):
+    if reading.convention is None and num_layers and ids == list(eagle3_default(num_layers)):
         convention, reason = "entering", "as layers that states enter, being EAGLE's default"
     taps = canonical_taps(ids, convention, num_layers, f"{settings.source}: {_IDS}")
     return taps, told(taps, ids, reason)

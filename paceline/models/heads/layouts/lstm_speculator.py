@@ -73,11 +73,13 @@ def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[
 def _one(settings: Settings, name: str) -> int:
     """The only entry of a list, which may be written as a number or as text."""
     value = settings.take(name)
-    entries = [int(v) for v in value.split(".")] if isinstance(value, str) else value
-    entries = [entries] if isinstance(entries, int) else list(entries)
-    if len(entries) != 1:
-        raise settings.wrong(name, f"{entries} is more than one layer", "use a speculator of one layer per step")
-    return int(entries[0])
+    entries = value.split(".") if isinstance(value, str) else value if isinstance(value, list) else [value]
+    sizes = [int(one) for one in map(str, entries) if one.isdecimal() and int(one)]
+    if len(sizes) != len(entries):
+        raise settings.wrong(name, f"{value!r} is no size of layers", "correct the config")
+    if len(sizes) != 1:
+        raise settings.wrong(name, f"{value!r} is not one layer", "use a speculator of one layer per step")
+    return sizes[0]
 
 
 def _joined(tensors: Any) -> dict[str, np.ndarray]:

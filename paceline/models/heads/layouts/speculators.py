@@ -24,7 +24,7 @@ from paceline.models.heads.layouts.base import (
     read_draft_ids,
 )
 from paceline.models.heads.own_block import KEY, OwnBlock, own_block, read_own_block
-from paceline.models.heads.record import Family, HeadConfig, HeadRecord
+from paceline.models.heads.record import VARIANTS, Family, HeadConfig, HeadRecord
 from paceline.models.heads.strict import Settings
 from paceline.models.heads.taps import canonical_taps, eagle3_default, file_ids, told
 from paceline.models.heads.tensor_file import dequantised
@@ -47,6 +47,8 @@ _MTP_NAMES = {
 }  # fmt: skip
 _TAPS = {"eagle3": "eagle_aux_hidden_state_layer_ids", "p_eagle": "eagle_aux_hidden_state_layer_ids",
          "dflash": "aux_hidden_state_layer_ids", "dspark": "aux_hidden_state_layer_ids"}  # fmt: skip
+_STEPS = 3
+"""Length of a draft where the file does not say."""
 _MARKOV = "markov_head.markov_w1.weight"
 _MARKOV_SHORT = "markov_head.markov_w1_drafted.weight"
 """Rows of the drafted tokens and one row for all others; in Paceline's files only, not in copies for other programs."""
@@ -67,9 +69,7 @@ def matches(files: HeadFiles) -> bool:
 def read(files: HeadFiles, reading: Reading) -> HeadRecord:
     """The head in `files`; see `Layout.read`."""
     settings = Settings(files.values, files.path)
-    kind = settings.take("speculators_model_type")
-    if kind not in _FAMILIES:
-        raise settings.wrong("speculators_model_type", f"{kind!r} is not read", f"use one of {', '.join(_FAMILIES)}")
+    kind = settings.among("speculators_model_type", _FAMILIES)
     own = read_own_block(settings)
     inner = settings.inner("transformer_layer_config")
     config, notes = _config(settings, inner, files, _FAMILIES[kind], own, reading)
@@ -170,13 +170,13 @@ def _taps(
 
 
 def _steps(settings: Settings, spec: Settings, family: Family) -> tuple[int, bool]:
-    methods = spec.take("proposal_methods", [{}])
+    methods = spec.objects("proposal_methods")
     spec.skip("algorithm", "default_proposal_method", "verifier")
     anchor = settings.flag("sample_from_anchor", family == "dspark")
     if family in ("dflash", "dspark"):
-        return settings.count("block_size", 8) - (not anchor), anchor
+        return settings.count("block_size", 8, least=1 + (not anchor)) - (not anchor), anchor
     settings.skip("block_size")
-    return int(methods[0].get("speculative_tokens", 3)) if methods else 3, False
+    return methods[0].count("speculative_tokens", _STEPS) if methods else _STEPS, False
 
 
 def _markov(settings: Settings, family: Family) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _markov(settings: Settings, family: Family) -> dict[str, Any]:
     rank = settings.count("markov_rank", 256, 0)
     return {
         "markov_rank": rank,
-        "variant": settings.take("markov_head_type", "vanilla") if rank else "",
+        "variant": settings.among("markov_head_type", VARIANTS, "vanilla") if rank else "",
         "confidence": settings.flag("enable_confidence_head", True),
         "confidence_markov": settings.flag("confidence_head_with_markov", True),
     }
