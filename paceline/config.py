@@ -94,7 +94,7 @@ class EngineConfig:
             many rows); ``gguf`` does so with the blocks of a GGUF file as they are;
             ``auto`` chooses one that leaves the text as the file has it (`models.dtypes.choose_dtype`).
         executor: ``numba`` (CPU kernels), ``torch`` (every family, any device), ``cuda`` (graphs and kernels for one
-            GPU), or ``auto``: cuda on a CUDA device, elsewhere numba where it can.
+            GPU), or ``auto``: cuda on a CUDA device, torch on others, on the CPU numba where it can.
         device: torch device of the torch and cuda executors, e.g. ``cuda:0``. The cuda executor runs on ``cpu`` too,
             slowly, for tests.
         num_threads: threads of a pass; None takes the number of physical cores that the process may use.
@@ -174,6 +174,8 @@ class EngineConfig:
         if self.executor in ("numba", "cuda") and self.is_parallel:
             problem = f"{self.executor!r} runs in one process"
             raise InvalidParameter("executor", problem, "use torch for a parallel run")
+        if self.executor == "numba" and self.device != "cpu":
+            raise InvalidParameter("device", f"{self.device!r} is no place for the numba executor", "use cpu")
 
     @property
     def is_parallel(self) -> bool:
@@ -185,7 +187,9 @@ class EngineConfig:
         """The executor to use; ``auto`` means numba, or torch where numba cannot run the model."""
         if self.is_parallel:
             return "torch"
-        return "cuda" if self.executor == "auto" and self.device.startswith("cuda") else self.executor
+        if self.executor != "auto" or self.device == "cpu":
+            return self.executor
+        return "cuda" if self.device.startswith("cuda") else "torch"
 
     def in_one_process(self) -> "EngineConfig":
         """The same config for a model that runs in this process alone, e.g. the draft model of a parallel run."""

@@ -22,6 +22,13 @@ def test_an_engine_field_that_cannot_be_used_is_refused_by_name(field, value):
     assert caught.value.field == field
 
 
+def test_the_device_decides_what_auto_means():
+    chosen = {device: EngineConfig(device=device).chosen_executor for device in ("cpu", "cuda:1", "mps", "foo")}
+    assert chosen == {"cpu": "auto", "cuda:1": "cuda", "mps": "torch", "foo": "torch"}
+    with pytest.raises(InvalidParameter, match="device: 'cuda:0' is no place for the numba executor"):
+        EngineConfig(executor="numba", device="cuda:0")
+
+
 @pytest.mark.parametrize(
     ("field", "values"),
     [

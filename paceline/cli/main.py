@@ -1,12 +1,13 @@
 """`paceline`: one module per command; this one puts them together and turns errors into messages."""
 
 import sys
+import warnings
 from importlib import import_module
 
 import typer
 from rich.text import Text
 
-from paceline.cli.terminal import messages
+from paceline.cli.terminal import messages, tell_warning
 from paceline.errors import PacelineError
 
 app = typer.Typer(
@@ -36,7 +37,8 @@ for panel, names in GROUPS.items():
 
 
 def main() -> None:
-    """Run the command line; a `PacelineError` becomes one line on standard error and exit code 2."""
+    """Run the command line; errors of ours (exit code 2) and warnings become one line each on standard error."""
+    warnings.showwarning = tell_warning
     try:
         app()
     except PacelineError as error:

@@ -26,6 +26,11 @@ _SHORT = 14
 """Cells up to this width are numbers, durations and the like, and are kept on one line."""
 
 
+def tell_warning(message: Warning | str, *about: Any, **more: Any) -> None:
+    """Print a warning as one line on standard error, without the place in the code; for `warnings.showwarning`."""
+    messages.print(Text.assemble(("warning:", "bold yellow"), " ", str(message)), soft_wrap=True)
+
+
 def show_table(table: Table, console: Console = messages) -> None:
     """Print `table`; headers and long texts wrap between words, and no number is ever cut.
 

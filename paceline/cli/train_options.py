@@ -118,8 +118,8 @@ class TrainingRun:
         return EngineConfig(dtype=self.dtype, num_threads=self.threads)
 
     def config_on(self, device: str) -> EngineConfig:
-        """As `config`, on `device`; the default dtype becomes ``auto`` on CUDA."""
-        dtype = "auto" if device.startswith("cuda") and self.dtype == _DTYPE else self.dtype
+        """As `config`, on `device`; the default dtype becomes ``auto`` where that is not the CPU."""
+        dtype = "auto" if device != "cpu" and self.dtype == _DTYPE else self.dtype
         return replace(self.config(), device=device, dtype=dtype)
 
 

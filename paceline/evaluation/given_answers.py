@@ -11,10 +11,11 @@ import numpy as np
 
 from paceline.evaluation.own_text import is_drawn, is_greedy
 from paceline.models.base import CausalLM, pages_for
+from paceline.models.bfloat16 import to_bfloat16
 from paceline.models.rows import Part, build_rows
 from paceline.training.heads.conversations import Conversation
 from paceline.training.heads.origins import ANSWERED, Origin
-from paceline.training.heads.shards import TapStore, to_bfloat16
+from paceline.training.heads.shards import TapStore
 from paceline.types import Progress
 
 _SHARD = 128

@@ -12,11 +12,12 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.models.base import pages_for
+from paceline.models.bfloat16 import to_bfloat16
 from paceline.models.loaded import LoadedModel
 from paceline.models.rows import Part, build_rows
 from paceline.training.heads.conversations import Conversation, is_contaminated
 from paceline.training.heads.origins import ORDINARY, Origin
-from paceline.training.heads.shards import TapStore, to_bfloat16
+from paceline.training.heads.shards import TapStore
 from paceline.types import NamedProgress
 
 PIECE = 256

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
+from paceline.models.bfloat16 import from_bfloat16
 from paceline.models.checkpoint import StoredBlocks, finite
 from paceline.models.config import ModelConfig
 from paceline.models.fields import is_text, shown
@@ -145,7 +146,7 @@ class SafetensorsCheckpoint:
         count = math.prod(entry.shape)
         if entry.storage == "BF16":  # the upper half of a float32
             upper = np.frombuffer(entry.data, np.uint16, count, entry.start)
-            return (upper.astype(np.uint32) << 16).view(np.float32).reshape(entry.shape)
+            return from_bfloat16(upper).reshape(entry.shape)
         kind = np.float32 if entry.storage == "F32" else np.float16
         return np.frombuffer(entry.data, kind, count, entry.start).astype(np.float32).reshape(entry.shape)
 

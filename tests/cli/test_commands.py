@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+import warnings
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import options
 from paceline.cli.main import app, main
+from paceline.errors import HeadWarning
 
 runner = CliRunner()
 
@@ -131,6 +134,16 @@ def test_bad_input_is_one_line_that_names_the_field_and_the_remedy(arguments, wo
     said = capsys.readouterr()
     assert ended.value.code == 2
     check_refusal(said.out, said.err, words)
+
+
+def test_a_warning_is_one_line_without_its_place_in_the_code(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["paceline", "models"])
+    warns = partial(warnings.warn, "a [head] is passed over", HeadWarning, stacklevel=1)
+    monkeypatch.setattr("paceline.cli.main.app", warns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        main()
+    assert capsys.readouterr().err == "warning: a [head] is passed over\n"
 
 
 def test_a_refusal_is_the_same_in_a_process_of_its_own():

@@ -10,13 +10,14 @@ from paceline.evaluation import head_data
 from paceline.evaluation.head_data import HeadWriter, WritingLimits
 from paceline.evaluation.training_text import TextJob, check_clean, open_served
 from paceline.models.base import NORMED, pages_for
+from paceline.models.bfloat16 import to_bfloat16
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.models.rows import Part, build_rows
 from paceline.training.heads import openings
 from paceline.training.heads.conversations import Conversation, ngrams_of
 from paceline.training.heads.recorder import TapRecorder
-from paceline.training.heads.shards import TapStore, to_bfloat16
+from paceline.training.heads.shards import TapStore
 from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
 
 TAPS = (1, NORMED)

@@ -16,6 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, deserialize
 
 from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel, error_text
+from paceline.models.bfloat16 import from_bfloat16, to_bfloat16
 
 Storage = Literal["float32", "bfloat16", "int8"]
 """How a head's tensors are stored; int8 keeps one scale per output row and the rest in bfloat16."""
@@ -143,8 +144,7 @@ def dequantised(tensors: Mapping[str, np.ndarray], source: object) -> dict[str, 
 def _values(path: Path, name: str, entry: Mapping[str, Any]) -> np.ndarray:
     shape, kind, data = tuple(entry["shape"]), entry["dtype"], entry["data"]
     if kind == "BF16":
-        upper = np.frombuffer(data, np.uint16, math.prod(shape)).astype(np.uint32) << 16
-        return upper.view(np.float32).reshape(shape)
+        return from_bfloat16(np.frombuffer(data, np.uint16, math.prod(shape))).reshape(shape)
     if kind not in _PLAIN:
         raise UnsupportedModel(f"{path}: {name} is stored as {kind}; take the head in bfloat16, float16 or float32")
     values = np.frombuffer(data, _PLAIN[kind], math.prod(shape)).reshape(shape)
@@ -156,7 +156,4 @@ def _stored(values: np.ndarray) -> _Stored:
 
 
 def _as_bfloat16(values: np.ndarray) -> _Stored:
-    """`values` in bfloat16, rounded to nearest, ties to even, as processors and torch do."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    rounded = ((bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16).astype(np.uint16)
-    return "BF16", values.shape, rounded.tobytes()
+    return "BF16", values.shape, to_bfloat16(values).tobytes()

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from paceline.errors import InvalidParameter, PacelineError, UnsupportedModel
+from paceline.models.bfloat16 import to_bfloat16
 from paceline.models.cache_dir import cache_dir
 from paceline.models.checkpoint import Checkpoint, LetsGo
 from paceline.models.config import ModelConfig
@@ -258,9 +259,7 @@ def quantise(weights: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
             raise InvalidParameter("dtype", "float16 ends at 65504, and there are larger weights", "use bfloat16")
         return halves.view(np.int16), np.ones(len(weights), np.float32)
     if dtype == "bfloat16":
-        bits = np.ascontiguousarray(weights, np.float32).view(np.uint32)
-        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-        return rounded.astype(np.uint16), np.ones(len(weights), np.float32)
+        return to_bfloat16(weights), np.ones(len(weights), np.float32)
     largest = np.abs(weights).max(axis=1)
     scales = np.where(largest > 0, largest / 127, 1).astype(np.float32)
     codes = np.rint(weights / scales[:, None]).astype(np.int8)

@@ -23,7 +23,6 @@ from paceline.training.heads.origins import NOT_KEPT, Origin, read_origin
 
 _INDEX, _LOCK = "taps.json", "taps.lock"
 _NAME = re.compile(r"(shard-\d+\.npz|taps-\d+\.npy|taps\.(json|lock)|partial-.*)")
-SHARD_ROWS = 60_000
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -49,12 +48,6 @@ class Document:
     def num_rows(self) -> int:
         """Rows of hidden states."""
         return len(self.conversation.ids) - 1
-
-
-def to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """uint16 of the same shape: the nearest bfloat16 to each float32 (ties to even)."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def is_of_store(path: Path) -> bool:

@@ -5,6 +5,7 @@ import torch
 from paceline.errors import UnsupportedModel
 from paceline.models.heads.fingerprint import target_print
 from paceline.models.resolve import ModelSource
+from paceline.models.torch_executor.model import usable_device
 from paceline.training.heads.recipes.base import Target
 
 
@@ -13,7 +14,9 @@ def training_target(source: ModelSource, device: str = "cpu") -> Target:
 
     Raises:
         UnsupportedModel: the published layouts of heads cannot express the model's layers.
+        InvalidParameter: torch cannot put anything on the device.
     """
+    place = usable_device(device)
     checkpoint = source.checkpoint
     config = checkpoint.config
     if not config.has_plain_layers or config.embedding_scale != 1.0 or config.logit_softcap:
@@ -25,9 +28,9 @@ def training_target(source: ModelSource, device: str = "cpu") -> Target:
     tied = config.tie_word_embeddings
     head = embedding if tied else torch.from_numpy(checkpoint.tensor("lm_head.weight")).bfloat16()
     norm = torch.from_numpy(checkpoint.tensor("model.norm.weight")).float()
-    on_device = embedding.to(device)
-    head = on_device if tied else head.to(device)
-    return Target(target_print(source), config, on_device, head, norm.to(device), _unused_token(source))
+    on_device = embedding.to(place)
+    head = on_device if tied else head.to(place)
+    return Target(target_print(source), config, on_device, head, norm.to(place), _unused_token(source))
 
 
 def _unused_token(source: ModelSource) -> int:

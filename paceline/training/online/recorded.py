@@ -19,11 +19,11 @@ from paceline.drafters.registry import make_drafter, resolve_drafter
 from paceline.drafters.services import DraftServices
 from paceline.errors import DrafterWarning, InvalidParameter, PacelineError, warn_safely
 from paceline.models.base import NORMED
+from paceline.models.bfloat16 import to_bfloat16
 from paceline.models.heads.fingerprint import weights_digest
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
 from paceline.training.heads.conversations import Conversation
-from paceline.training.heads.shards import to_bfloat16
 from paceline.training.heads.taps import eagle_taps
 from paceline.training.online.ring import MAX_TOKENS, ServedRing
 

@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 
 from paceline.models.base import NORMED
+from paceline.models.bfloat16 import to_bfloat16
 from paceline.models.torch_executor import TorchModel
 from paceline.training.drafts.net import DraftNet
 from paceline.training.drafts.texts import teacher_of
 from paceline.training.heads.conversations import Conversation, is_held_out
-from paceline.training.heads.shards import TapStore, to_bfloat16
+from paceline.training.heads.shards import TapStore
 from tests.fakes import RandomCheckpoint, small_config
 
 CONFIG = small_config(vocab_size=30, hidden_size=32, intermediate_size=48, num_attention_heads=4, head_dim=8)

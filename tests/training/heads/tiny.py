@@ -6,11 +6,12 @@ import numpy as np
 import torch
 
 from paceline.models.base import NORMED
+from paceline.models.bfloat16 import to_bfloat16
 from paceline.models.config import ModelConfig
 from paceline.models.heads.record import TargetPrint
 from paceline.training.heads.conversations import Conversation, is_held_out
 from paceline.training.heads.recipes import Target
-from paceline.training.heads.shards import TapStore, to_bfloat16
+from paceline.training.heads.shards import TapStore
 
 VOCAB, WIDTH, LAYERS = 30, 16, 6
 CONFIG = ModelConfig(
