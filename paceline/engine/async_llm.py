@@ -7,7 +7,7 @@ ORCA, section 4.2). Not the place for protocols or prompt templates.
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from statistics import harmonic_mean
@@ -38,8 +38,8 @@ class AsyncLLM:
     """An `LLM` for asyncio.
 
     Args:
-        llm: the model to serve; nothing else may use it from now on. When None, one is constructed from `options`, the
-            arguments of `LLM`.
+        llm: the model to serve; nothing else may use it from now on. When it is a name or None, one is constructed from
+            that and `options`, the arguments of `LLM`.
 
     When a client goes away (its task is cancelled, or it leaves its loop over `generate`), its request is aborted and
     its cache pages are freed. After an engine error, every client and every later call gets `EngineDead`.
@@ -50,7 +50,9 @@ class AsyncLLM:
         ...     print("".join(token.text for token in output.tokens), end="")
     """
 
-    def __init__(self, llm: LLM | None = None, **options: Any) -> None:
+    def __init__(self, llm: LLM | str | None = None, **options: Any) -> None:
+        if isinstance(llm, str):
+            llm = LLM(llm, **options)
         self._llm = LLM(**options) if llm is None else llm
         self._numbers = itertools.count()
         self._aides = ThreadPoolExecutor(2, thread_name_prefix="paceline-aside")
@@ -94,7 +96,7 @@ class AsyncLLM:
 
     async def tokens(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt; long ones are tokenised on a worker thread. Raises as `LLM.token_ids_of`."""
-        if len(prompt) <= _SHORT:
+        if not isinstance(prompt, Sized) or len(prompt) <= _SHORT:
             return self._llm.token_ids_of(prompt, add_special_tokens)
         return await self._aside(self._llm.token_ids_of, prompt, add_special_tokens)
 

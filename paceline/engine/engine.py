@@ -139,9 +139,11 @@ class Engine:
 
         Raises:
             InvalidParameter: an empty or too long prompt, a token id outside the vocabulary, a request id in use, a
-                timeout that is not above 0, or parameters that this engine cannot honour.
+                priority that is not whole, a timeout that is not above 0, or parameters that this engine cannot honour.
         """
         self._check_door(request_id, prompt_token_ids, params, timeout)
+        if not isinstance(priority, int):
+            raise InvalidParameter("priority", f"{priority!r} is no whole number", "give a smaller one to run earlier")
         now = self._clock()
         deadline = None if timeout is None else now + timeout
         salt = salt_of(cache_salt)
@@ -215,6 +217,8 @@ class Engine:
             unknown = next((i for i in token_ids if not 0 <= i < vocab_size), None)
             if unknown is not None:
                 raise InvalidParameter(name, f"{unknown} is outside the vocabulary of {vocab_size}", remedy)
+        if not isinstance(request_id, str) or not request_id:
+            raise InvalidParameter("request_id", f"{request_id!r} is no name", "give a text, or leave it out")
         if request_id in self._requests:
             raise InvalidParameter("request_id", f"{request_id!r} is in use", "give every request its own id")
         if timeout is not None and not (isinstance(timeout, Real) and timeout > 0):

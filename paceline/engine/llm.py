@@ -3,11 +3,12 @@
 import itertools
 import reprlib
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
 from operator import index
+from os import PathLike
 from time import perf_counter
 from typing import Any
 
@@ -19,6 +20,7 @@ from paceline.engine.memory import cache_capacity
 from paceline.engine.pass_costs import pass_costs, step_seconds
 from paceline.engine.profiles import dtype_of
 from paceline.engine.progress import watched
+from paceline.engine.turnstile import Turnstile
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, RunsInParts
 from paceline.models.download import BUILTIN_MODELS, weights_path
@@ -29,6 +31,8 @@ from paceline.types import NamedProgress, RequestOutput, SamplingParams, TokenOu
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+_Inbox = deque[StepOutput]
+"""Outputs of a call's requests that the call has not read yet."""
 
 
 class TokenStream(Iterator[TokenOutput]):
@@ -53,6 +57,8 @@ class TokenStream(Iterator[TokenOutput]):
 class LLM:
     """A language model with speculative decoding, which generates the same text as without it, only faster.
 
+    Several threads may generate at the same time; their requests share passes. Programs of asyncio use `AsyncLLM`.
+
     Args:
         model: built-in name (``smollm2-135m``), GGUF file, safetensors folder or hub id.
         speculative: how to draft: a method's name (``"ngram"``), a mapping or `SpeculativeConfig`; ``"auto"`` chooses a
@@ -71,25 +77,29 @@ class LLM:
 
     def __init__(
         self,
-        model: str = "smollm2-135m",
+        model: str | PathLike[str] = "smollm2-135m",
         *,
         speculative: str | Mapping[str, Any] | SpeculativeConfig | None = AUTO,
         progress: NamedProgress = silent,
         **engine: Any,
     ) -> None:
-        config = from_mapping(EngineConfig, engine)
+        if not isinstance(model, str | PathLike):
+            raise InvalidParameter("model", f"{model!r} is no name", "give a built-in name, a path or a hub id")
+        model, config = str(model), from_mapping(EngineConfig, engine)
         wanted = SpeculativeConfig.of(speculative)
         _start_compiler(model, config)
         self._set_up(load(model, config, progress), config, wanted, progress)
 
     def _set_up(
-        self, loaded: LoadedModel, config: EngineConfig, wanted: SpeculativeConfig | None, progress: NamedProgress
-    ) -> None:
+        self, loaded: LoadedModel, config: EngineConfig, wanted: SpeculativeConfig | None, progress: NamedProgress,
+        turn: Turnstile | None = None,
+    ) -> None:  # fmt: skip
+        self._turn = turn or Turnstile()
         self._loaded, self._config, self.speculative = loaded, config, resolve_drafter(wanted, loaded)
         self._engine = build_engine(loaded, config, self.speculative, progress)
         self.max_model_len = cache_capacity(loaded.model, config)[1]
         self._numbers = itertools.count()
-        self._inboxes: dict[str, deque[StepOutput]] = {}
+        self._inboxes: dict[str, _Inbox] = {}
 
     def pass_costs(self, engine: Engine) -> dict[str, Any]:
         """See `engine.pass_costs`; call it on the engine's thread."""
@@ -129,7 +139,7 @@ class LLM:
     ) -> "LLM":
         """Another `LLM` on the same loaded weights, with another drafter and its own cache and engine."""
         other = LLM.__new__(LLM)
-        other._set_up(self._loaded, self._config, SpeculativeConfig.of(speculative), progress)
+        other._set_up(self._loaded, self._config, SpeculativeConfig.of(speculative), progress, self._turn)
         return other
 
     def close(self) -> None:
@@ -194,7 +204,7 @@ class LLM:
         """Generate answers to one prompt or several, returned in the order of the prompts. All share every pass.
 
         Args:
-            prompts: texts or token ids.
+            prompts: texts or token ids, or vLLM's ``{"prompt": text}`` and ``{"prompt_token_ids": ids}``.
             sampling_params: one for all prompts, or one for each.
             priority: one for all prompts, or one for each; smaller values run earlier.
             timeout: seconds after which unfinished requests end with the tokens they have, finish reason ``timeout``.
@@ -210,15 +220,16 @@ class LLM:
         priorities = _per_prompt("priority", priority, int, len(items))
         ids: list[str] = []
         finished: dict[str, RequestOutput] = {}
+        inbox: _Inbox = deque()
         try:
             for prompt, params, own in zip(items, each, priorities, strict=True):
                 with _at(len(ids), len(items)):
-                    ids.append(self._add(prompt, params, priority=own, timeout=timeout, cache_salt=cache_salt))
-            outputs = self._finished(ids)
+                    ids.append(self._add(prompt, params, inbox, priority=own, timeout=timeout, cache_salt=cache_salt))
+            outputs = self._finished(inbox, len(ids))
             for output in watched(outputs, len(ids)) if progress else outputs:
                 finished[output.request_id] = output
         finally:  # when interrupted, abort the unfinished requests of this call
-            self._forget(request_id for request_id in ids if request_id not in finished)
+            self._forget(ids)
         texts = [prompt if isinstance(prompt, str) else None for prompt in items]
         return [replace(finished[i], prompt=text) for i, text in zip(ids, texts, strict=True)]
 
@@ -306,16 +317,12 @@ class LLM:
         params = sampling_params or SamplingParams()
         if params.n > 1:
             raise InvalidParameter("n", f"{params.n} samples in one stream", "use generate, or AsyncLLM")
-        request_id = self._add(prompt, params)
-        self._inboxes[request_id] = deque()
-        return TokenStream(self._stream(request_id))
+        inbox: _Inbox = deque()
+        return TokenStream(self._stream(self._add(prompt, params, inbox), inbox))
 
-    def _stream(self, request_id: str) -> Generator[TokenOutput | RequestOutput, None, None]:
+    def _stream(self, request_id: str, inbox: _Inbox) -> Generator[TokenOutput | RequestOutput, None, None]:
         try:
-            while True:
-                while not self._inboxes[request_id]:
-                    self._step()
-                output = self._inboxes[request_id].popleft()
+            for output in self._outputs(inbox):
                 yield from output.tokens
                 if output.finished:
                     yield output.finished
@@ -323,27 +330,37 @@ class LLM:
         finally:
             self._forget([request_id])
 
-    def _finished(self, request_ids: Sequence[str]) -> Iterator[RequestOutput]:
-        """Run steps and yield outputs as they finish, until all of `request_ids` have finished."""
-        open_ids = set(request_ids)
-        while open_ids:
-            for output in self._step():
-                if output.finished and output.request_id in open_ids:
-                    open_ids.remove(output.request_id)
-                    yield output.finished
+    def _finished(self, inbox: _Inbox, count: int) -> Iterator[RequestOutput]:
+        """The outputs of the `count` requests of an inbox, as they finish."""
+        if not count:
+            return
+        for output in self._outputs(inbox):
+            if output.finished:
+                yield output.finished
+                count -= 1
+                if not count:
+                    return
 
-    def _step(self) -> list[StepOutput]:
-        """Run one engine step; outputs of streamed requests are also put into their stream's inbox."""
-        outputs = self._engine.step()
-        for output in outputs:
-            if output.request_id in self._inboxes:
-                self._inboxes[output.request_id].append(output)
-        return outputs
+    def _outputs(self, inbox: _Inbox) -> Iterator[StepOutput]:
+        """What arrives in an inbox, without end; steps of the engine are run as long as it is empty.
+
+        A step's outputs go to the inboxes of all calls, so calls from several threads share passes.
+        """
+        while True:
+            with self._turn:
+                if not inbox:
+                    for output in self._engine.step():
+                        own = self._inboxes.get(output.request_id)
+                        if own is not None:
+                            own.append(output)
+            while inbox:
+                yield inbox.popleft()
 
     def _forget(self, request_ids: Iterable[str]) -> None:
-        for request_id in request_ids:
-            self._engine.abort(request_id)
-            self._inboxes.pop(request_id, None)
+        with self._turn:
+            for request_id in request_ids:
+                self._engine.abort(request_id)
+                self._inboxes.pop(request_id, None)
 
     def token_ids_of(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt, which may already be token ids; see `Tokenizer.encode`.
@@ -351,8 +368,10 @@ class LLM:
         Raises:
             InvalidParameter: the prompt is empty, too long, or neither a text nor whole numbers.
         """
+        prompt = _plain(prompt)
         try:
-            if isinstance(prompt, bytes | bytearray) or (not isinstance(prompt, str) and any(map(_is_bool, prompt))):
+            is_text = isinstance(prompt, str)
+            if isinstance(prompt, bytes | bytearray | Set) or (not is_text and any(map(_is_bool, prompt))):
                 raise TypeError
             token_ids = (
                 self._encode(prompt, add_special_tokens) if isinstance(prompt, str) else [index(i) for i in prompt]
@@ -364,9 +383,11 @@ class LLM:
             raise InvalidParameter("prompt", "is empty", "give at least one character or token")
         return token_ids
 
-    def _add(self, prompt: Prompt, params: SamplingParams, **how: Any) -> str:
-        request_id = str(next(self._numbers))
-        self._engine.add_request(request_id, self.token_ids_of(prompt), self.prepared(params), **how)
+    def _add(self, prompt: Prompt, params: SamplingParams, inbox: _Inbox, **how: Any) -> str:
+        request_id, token_ids = str(next(self._numbers)), self.token_ids_of(prompt)
+        with self._turn:
+            self._engine.add_request(request_id, token_ids, self.prepared(params), **how)
+            self._inboxes[request_id] = inbox
         return request_id
 
 
@@ -413,9 +434,20 @@ def _per_prompt(field: str, value: Any, kind: type, count: int) -> list[Any]:
 
 def _as_list(prompts: Any) -> list[Prompt]:
     """`prompts` as a list; a single text or a single list of token ids is one prompt."""
-    if not isinstance(prompts, Iterable):
-        raise InvalidParameter("prompts", f"{prompts!r} is no prompt", "give a text, token ids, or a list of such")
-    if isinstance(prompts, str):
-        return [prompts]
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray | Set):
+        problem = f"{reprlib.repr(prompts)} is no prompt"
+        raise InvalidParameter("prompts", problem, "give a text, token ids, or a list of such")
+    if isinstance(prompts, str | Mapping):
+        return [_plain(prompts)]
     items: list[Any] = list(prompts)
-    return [items] if items and isinstance(items[0], Integral) else items
+    return [items] if items and isinstance(items[0], Integral) else [_plain(item) for item in items]
+
+
+def _plain(prompt: Any) -> Any:
+    """The text or token ids of a prompt, which may be a mapping as in vLLM."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
+        problem = f"{reprlib.repr(dict(prompt))} is no prompt"
+        raise InvalidParameter("prompt", problem, 'give {"prompt": text} or {"prompt_token_ids": ids}')
+    return next(iter(prompt.values()))

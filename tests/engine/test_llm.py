@@ -1,7 +1,10 @@
 """`LLM`: many prompts at once, their order, options per prompt, and the bar that shows them."""
 
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Thread
+from time import sleep
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +14,7 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters import registry
 from paceline.drafters.registry import resolve_drafter
 from paceline.engine.llm import LLM
+from paceline.engine.turnstile import Turnstile
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS
@@ -68,6 +72,10 @@ def test_one_stream_holds_one_sample(llm):
         (["a", "b" * 600, "c"], {}, "prompts.1., the prompt has 600 tokens"),
         ("a", {"sampling_params": {"max_tokens": 3}}, "sampling_params: 'max_tokens' is no SamplingParams"),
         ("a", {"priority": 1.5}, "priority: 1.5 is no int"),
+        (b"hi", {}, "prompts: b'hi' is no prompt"),
+        ({"a", "b"}, {}, "prompts: {.*} is no prompt"),
+        ({"promt": "a"}, {}, "promt.* is no prompt; give .*prompt_token_ids"),
+        (["a", {"prompt": "a", "multi_modal_data": 1}], {}, "is no prompt"),
         ("a", {"timeout": "5"}, "timeout: '5' is not above 0"),
     ],
 )
@@ -81,6 +89,62 @@ def test_token_ids_may_come_from_numpy(llm):
     [from_list], [from_array] = llm.generate([97, 98], SHORT), llm.generate(np.array([97, 98]), SHORT)
     assert from_array.token_ids == from_list.token_ids
     assert all(type(token) is int for token in from_array.prompt_token_ids)
+
+
+def test_prompts_may_have_vllms_form(llm):
+    plain = llm.generate(["ab", [97, 98]], SHORT)
+    found = llm.generate([{"prompt": "ab"}, {"prompt_token_ids": [97, 98]}], SHORT)
+    assert [(one.prompt, one.token_ids) for one in found] == [(one.prompt, one.token_ids) for one in plain]
+    [alone] = llm.generate({"prompt": "ab"}, SHORT)
+    assert (alone.prompt, alone.token_ids) == (plain[0].prompt, plain[0].token_ids)
+
+
+def test_threads_share_passes_and_get_their_own_answers(llm):
+    """Calls of several threads, streams among them, whose requests end at different times."""
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    expected = {prompt: llm.generate(prompt, params)[0].token_ids for prompt in PROMPTS}
+    num_steps, step = 0, llm.engine.step
+
+    def counted():
+        nonlocal num_steps
+        num_steps += 1
+        return step()
+
+    llm.engine.step = counted
+
+    def streamed(prompt):
+        return tuple(token.token_id for token in llm.stream(prompt, params))
+
+    with ThreadPoolExecutor(12) as pool:
+        found = [pool.submit(lambda p=p: llm.generate([p, p[:2]], params)[0].token_ids) for p in PROMPTS * 2]
+        found += [pool.submit(streamed, prompt) for prompt in PROMPTS]
+        assert [one.result() for one in found] == [expected[prompt] for prompt in PROMPTS * 3]
+    assert not llm.engine.has_unfinished_requests and not llm._inboxes
+    assert num_steps < 12 * 40  # which is what the calls would take one after the other
+
+
+def test_threads_wait_in_turn():
+    """One that comes back at once, again and again, lets others pass."""
+    turn, passed = Turnstile(), []
+
+    def greedy():
+        for _ in range(2000):
+            with turn, turn:
+                sleep(1e-4)
+            passed.append("greedy")
+
+    def other():
+        with turn:
+            passed.append("other")
+
+    first = Thread(target=greedy)
+    first.start()
+    sleep(0.01)
+    for _ in range(5):
+        other()
+    number = passed.index("other")
+    first.join()
+    assert number < 1900 and passed.count("other") == 5
 
 
 @pytest.mark.parametrize("prompt", [b"bytes", [True, False], [1, True]])
