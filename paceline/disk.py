@@ -25,17 +25,23 @@ def writing(field: str, place: Path) -> Iterator[None]:
     except (OSError, RuntimeError) as error:
         is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
         reason = "the disk is full" if is_full else first_line(error)
-        remedy = "free some space or name another place; what was kept before is still there"
-        raise InvalidParameter(field, f"{place} cannot be written ({reason})", remedy) from None
+        remedy = "free some space or name another place" if is_full else "name another place"
+        kept = "what was kept before is still there"
+        raise InvalidParameter(field, f"{place} cannot be written ({reason})", f"{remedy}; {kept}") from None
 
 
 @contextmanager
 def in_one_move(path: Path) -> Iterator[Path]:
     """A context that yields a temporary file to write, and moves it to `path` at the end, atomically.
 
-    After an error `path` is as it was. Missing parent folders are created.
+    After an error `path` is as it was. Missing parent folders are created. Of a link, the file that it leads to is
+    replaced; what is there and is no file, such as a device, is written to directly.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    path = path.resolve() if path.is_symlink() else path
+    if path.exists() and not path.is_file() and not path.is_dir():
+        yield path
+        return
     partial = path.with_name(f"partial-{os.getpid()}-{path.name}")
     try:
         yield partial

@@ -1,10 +1,11 @@
 """What may be written to is asked before long work begins, and files are written whole or not at all."""
 
+import errno
 import os
 
 import pytest
 
-from paceline.disk import check_file, in_one_move
+from paceline.disk import check_file, in_one_move, writing
 from paceline.errors import InvalidParameter
 
 
@@ -36,3 +37,30 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
         file.write_text("sec")
         raise RuntimeError("half way")
     assert path.read_text() == "first" and os.listdir(path.parent) == ["file.txt"]
+
+
+def test_a_link_stays_one_and_its_file_is_replaced(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "file.txt")
+    for text in ("first", "second"):
+        with in_one_move(tmp_path / "link") as file:
+            file.write_text(text)
+        assert (tmp_path / "link").is_symlink() and (tmp_path / "file.txt").read_text() == text
+    assert sorted(os.listdir(tmp_path)) == ["file.txt", "link"]
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
+    """A device would be lost: /dev/null, written to as root."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with in_one_move(tmp_path / "pipe") as file:
+        file.write_text("said")
+    assert os.read(reader, 9) == b"said" and (tmp_path / "pipe").is_fifo() and os.listdir(tmp_path) == ["pipe"]
+    os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"), [(errno.ENOSPC, "free some space"), (errno.EACCES, "; name another place")]
+)
+def test_space_is_asked_for_where_space_is_missing(tmp_path, code, remedy):
+    with pytest.raises(InvalidParameter, match=remedy), writing("output", tmp_path):
+        raise OSError(code, "no")

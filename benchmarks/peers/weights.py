@@ -8,6 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+if __name__ == "__main__":  # as a script its folder comes first, where `transformers` is a module of ours
+    sys.path.remove(str(Path(__file__).parent))
+
 from paceline.models.cache_dir import cache_dir
 from paceline.models.gguf_file import GGUFCheckpoint
 from paceline.models.resolve import resolve_model

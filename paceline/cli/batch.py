@@ -12,6 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from paceline.cli import options as o
 from paceline.cli.serve import need_extras
 from paceline.cli.terminal import messages, progress_bars
+from paceline.disk import check_file
+from paceline.errors import InvalidParameter
 
 
 def batch(
@@ -42,6 +44,7 @@ def batch(
     need_extras()
     from paceline.serving.batch import answered, read_requests
 
+    _check_target(source, target)
     requests, done = read_requests(source), answered(target)
     waiting = [request for request in requests if request["custom_id"] not in done]
     if done:
@@ -52,6 +55,15 @@ def batch(
     engine = {"dtype": dtype, "num_threads": threads, "max_num_seqs": max_num_seqs,
               "kv_cache_memory_bytes": kv_cache_memory_bytes}  # fmt: skip
     asyncio.run(_run(model, speculative, engine, waiting, target))
+
+
+def _check_target(source: Path, target: Path) -> None:
+    """Raise InvalidParameter where answers cannot be added to `target`, or found there by a later run."""
+    if target.exists() and not target.is_file() and not target.is_dir():
+        raise InvalidParameter("output", f"{target} is no file", "name one: what it holds is not asked again")
+    check_file("output", target)
+    if target.exists() and target.samefile(source):
+        raise InvalidParameter("output", f"{target} holds the requests", "name another file")
 
 
 async def _run(model: str, speculative: Any, engine: dict[str, Any], requests: list[Any], target: Path) -> None:

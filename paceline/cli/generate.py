@@ -1,7 +1,6 @@
 """`paceline generate`: one prompt, one answer, streamed, with what drafting gained."""
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.groups import Devices, Drafting, Sampling, grouped
+from paceline.cli.prompts import read_standard_input
 from paceline.cli.show import LEGEND, TokenPrinter, closing_table, is_identical, verdict, why_short
 from paceline.cli.terminal import messages, output, show_table
 from paceline.errors import InvalidParameter
@@ -79,7 +79,7 @@ def generate(
         paceline generate --draft ngram --max-tokens 64 --compare --json "1, 2, 3," | jq .stats
     """
     params = answer.params()
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = read_standard_input() if prompt == "-" else prompt
     if not text:
         raise InvalidParameter("prompt", "is empty", "give at least one character")
     if chat and raw:

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 
 from paceline.models.cache_dir import cache_dir
 
@@ -14,6 +15,8 @@ def line_reader(prompt: str, words: Sequence[str]) -> Callable[[], str]:
     """
     if sys.stdin.isatty() and sys.stdout.isatty():
         return _editor(prompt, words)
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # bytes that are not text must not end a conversation
     return _read_pipe
 
 

@@ -1,8 +1,14 @@
 """`paceline`: one module per command; this one puts them together and turns errors into messages."""
 
+import errno
+import os
 import sys
 import warnings
+from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import version
+from io import TextIOWrapper
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -12,11 +18,17 @@ from paceline.errors import PacelineError
 
 app = typer.Typer(
     name="paceline",
-    help="Make a language model generate faster without changing what it says.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"paceline {version('paceline')}")
+        raise typer.Exit
+
 
 COMMANDS = {
     "Use a model": ("generate", "chat", "serve", "batch", "pull", "models", "demo"),
@@ -36,16 +48,47 @@ for panel, names in GROUPS.items():
         app.add_typer(import_module(f"paceline.cli.{name}").app, name=name, rich_help_panel=panel)
 
 
+@app.callback()
+def root(
+    asks_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Make a language model generate faster without changing what it says."""
+
+
 def main() -> None:
     """Run the command line; errors of ours (exit code 2) and warnings become one line each on standard error."""
     warnings.showwarning = tell_warning
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without a character must not end an answer
     try:
         app()
+        sys.stdout.flush()
     except PacelineError as error:
-        messages.print(Text.assemble(("error:", "bold red"), " ", str(error)), soft_wrap=True)
+        _tell_error(str(error))
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EBADF, errno.EIO):
+            raise
+        _end_output()
+        _tell_error(f"the output cannot be written ({error.strerror})")
+        sys.exit(2)
+
+
+def _tell_error(text: str) -> None:
+    with suppress(OSError):
+        messages.print(Text.assemble(("error:", "bold red"), " ", text), soft_wrap=True)
+
+
+def _end_output() -> None:
+    """Send what is still in the buffer of standard output nowhere: writing it failed, and would again at the exit."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
 
 
 if __name__ == "__main__":

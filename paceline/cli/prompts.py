@@ -1,7 +1,9 @@
 """Prompts as commands take them: from a file or the command line, plain or in the model's chat template."""
 
 import json
+import sys
 from collections.abc import Iterable
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +45,17 @@ def read_text(field: str, path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidParameter(field, f"{path} cannot be read ({error})", "name a text file in UTF-8") from None
+
+
+def read_standard_input() -> str:
+    """The text of standard input. Raises InvalidParameter if it is closed or is not UTF-8."""
+    if sys.stdin is None:
+        raise InvalidParameter("prompt", "standard input is closed", "give the prompt as an argument")
+    try:
+        return sys.stdin.buffer.read().decode("utf-8") if isinstance(sys.stdin, TextIOWrapper) else sys.stdin.read()
+    except UnicodeDecodeError as error:
+        problem = f"standard input is not UTF-8 (byte {error.start} is {error.object[error.start]:#x})"
+        raise InvalidParameter("prompt", problem, "convert it") from None
 
 
 def _prompt_of(line: str, place: str) -> str:

@@ -112,7 +112,10 @@ def serve(
     rate = auditing.audit_rate
     audit = None if rate is None else AuditBeside(rate, auditing.audit_ledger)
     name = model or o.DEFAULT_MODEL
-    models = {served_model_name or name: name, **named_models("also", also)}
+    first, further = served_model_name or name, named_models("also", also)
+    if first in further:
+        raise InvalidParameter("also", f"{first!r} is the name of the first model", "give every model its own name")
+    models = {first: name, **further}
     _serve_here(models, {"speculative": speculative, **devices.engine()}, front, listen, audit)
 
 

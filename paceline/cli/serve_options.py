@@ -148,5 +148,7 @@ def named_models(option: str, given: list[str] | None) -> dict[str, str]:
         name, equals, path = text.partition("=")
         if not (name and equals and path):
             raise InvalidParameter(option, f"{text!r} is not NAME=MODEL", "write e.g. chat=smollm2-135m")
+        if name in paths:
+            raise InvalidParameter(option, f"{name!r} is there twice", "give every model its own name")
         paths[name] = path
     return paths

@@ -40,6 +40,9 @@ from paceline.theory.speedup import (
 from paceline.theory.tables import TABLES
 from paceline.theory.two_models import CHARTS, two_models, two_models_table
 
+_LONGEST = 10_000
+"""Longest draft that is predicted; sums over its levels take a millisecond."""
+
 Built = TypeVar("Built")
 
 app = typer.Typer(help="What the closed forms say: tables, predictions, plots.", no_args_is_help=True)
@@ -249,6 +252,8 @@ def _rate(alpha: float | None, acceptance_length: float | None, length: int | No
 def _predict(alpha: float, cost_ratio: float, row_cost: float, length: int | None) -> dict[str, Any]:
     """The prediction of the measured form with t(M) = 1 + row_cost (M - 1), in units of a plain target pass."""
     check_cost("row_cost", row_cost)
+    if length is not None and length > _LONGEST:
+        raise InvalidParameter("k", f"{length} is more than {_LONGEST}", "give the length of a draft")
 
     def passes(rows: int) -> float:
         return 1.0 + row_cost * (rows - 1)

@@ -10,6 +10,8 @@ from rich.table import Table
 from paceline.cli import options as o
 from paceline.cli.terminal import output as standard_output
 from paceline.cli.terminal import show_table
+from paceline.disk import check_file, writing
+from paceline.errors import InvalidParameter
 from paceline.scheduling.budget import BudgetChoice, choose_budget, trade_off
 from paceline.scheduling.profile import Profile
 
@@ -53,11 +55,17 @@ def tune(
     from paceline.engine.profiles import profile_path
     from paceline.evaluation.tune import CONTEXTS, ROWS, TunePlan
 
+    if context < 0:
+        raise InvalidParameter("context", f"{context} is less than 0", "give the tokens before the rows")
+    for field, place in (("output", output), ("plot", plot)):
+        if place is not None:
+            check_file(field, place)
     plan = TunePlan(sorted(rows or ROWS), sorted(contexts or CONTEXTS), rounds)
     config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
     loaded, profile = _profile_of(model, config, plan)
     path = output or profile_path(loaded, dtype)
-    profile.write(path)  # what was measured stays, whatever is wrong with what was asked of it
+    with writing("output", path):
+        profile.write(path)  # what was measured stays, whatever is wrong with what was asked of it
     choices = trade_off(profile.prefill_cost, sorted(profile.prefill_cost.rows), num_decodes, context)
     choice = choose_budget(choices, None if target_ms is None else target_ms / 1000)
     profile = profile.with_choice(choice.token_budget, choice.chunk, num_decodes, target_ms)

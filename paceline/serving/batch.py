@@ -43,9 +43,12 @@ def answered(path: Path) -> set[str]:
     if not path.exists():
         return set()
     try:
-        found = {json.loads(line)["custom_id"] for line in whole_lines(path) if line.strip()}
+        lines = [json.loads(line) for line in whole_lines(path) if line.strip()]
+        found = {line["custom_id"] for line in lines}
     except (ValueError, KeyError, TypeError):
         raise InvalidParameter("output", f"{path} holds something else", "name a new file") from None
+    if any("url" in line for line in lines):
+        raise InvalidParameter("output", f"{path} holds requests, not answers", "name a new file")
     cut_off(path)
     return found
 

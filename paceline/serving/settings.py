@@ -1,10 +1,12 @@
 """`Settings`: what a server allows and how long it waits. Not for models (`model_spec.py`) or engines."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import InvalidParameter
 
+_METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -52,6 +54,9 @@ class Settings:
         for name in ("max_queue", "drain_seconds"):
             if not getattr(self, name) >= 0:
                 raise InvalidParameter(name, f"{getattr(self, name)}", "give 0 or more")
+        if not _METRIC.fullmatch(self.metrics_prefix):
+            problem = f"{self.metrics_prefix!r} begins no name that Prometheus reads"
+            raise InvalidParameter("metrics_prefix", problem, "use letters, digits and _")
         if self.request_timeout is not None and not self.request_timeout > 0:
             raise InvalidParameter(
                 "request_timeout", f"{self.request_timeout}", "give seconds above 0, or leave it out"

@@ -1,17 +1,20 @@
 """The command line: what scripts read, what people see, and what happens to bad input."""
 
 import json
+import os
 import subprocess
 import sys
 import warnings
 from functools import partial
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import options
 from paceline.cli.main import app, main
-from paceline.errors import HeadWarning
+from paceline.errors import HeadWarning, InvalidParameter
 
 runner = CliRunner()
 
@@ -118,6 +121,9 @@ def test_models_lists_the_default_model():
         (["train", "draft", "--seed", "-1"], ["seed", "-1", "0 or more"]),
         (["train", "joint", "medusa", "-o", "x", "--seed", "-1"], ["seed", "-1", "0 or more"]),
         (["train", "memory", "--seed", "-1"], ["seed", "-1", "0 or more"]),
+        (["serve", "--also", "a=b", "--also", "a=c"], ["also", "'a' is there twice"]),
+        (["serve", "smollm2-135m", "--also", "smollm2-135m=x"], ["also", "the first model"]),
+        (["serve", "--metrics-prefix", "a b"], ["metrics_prefix", "letters, digits"]),
         (["generate", "--model", "[/red]x", "hi"], ["[/red]x"]),
         (["generate", "--model", "x[bold]y:smile:", "hi"], ["x[bold]y:smile:"]),
         pytest.param(
@@ -160,3 +166,64 @@ def check_refusal(output, errors, words):
     assert "Traceback" not in errors
     for word in words:
         assert word in errors
+
+
+def ended(arguments, **how):
+    """Exit status and standard error of a command in a process of its own."""
+    command = [sys.executable, "-m", "paceline.cli.main", *arguments]
+    done = subprocess.run(command, stderr=subprocess.PIPE, **{"stdout": subprocess.DEVNULL} | how)
+    return done.returncode, done.stderr.decode()
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
+@pytest.mark.parametrize("command", [["models"], ["--help"], ["theory", "table", "--json"]])
+def test_a_full_disk_is_one_line(command):
+    with open("/dev/full", "w") as full:
+        code, said = ended(command, stdout=full)
+    assert code == 2 and said == "error: the output cannot be written (No space left on device)\n"
+
+
+def test_standard_input_that_is_no_text_is_one_line():
+    code, said = ended(["generate", "-"], input=b"ok \xff\xfe")
+    assert (code, said) == (2, "error: prompt: standard input is not UTF-8 (byte 3 is 0xff); convert it\n")
+
+
+def test_a_terminal_without_a_character_does_not_end_an_answer():
+    script = "import sys; from paceline.cli import main as m; m.app = lambda: print('\u2713'); m.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"?\n", b"")
+
+
+def test_the_version_is_told():
+    assert invoke("--version").strip() == f"paceline {metadata.version('paceline')}"
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("requests.jsonl", "holds the requests"),
+        (".", "is a folder"),
+        ("pipe", "is no file"),
+        ("other.jsonl", "holds requests, not answers"),
+        ("text", "something else"),
+    ],
+)
+def test_batch_asks_first_whether_answers_can_be_kept(tmp_path, target, problem):
+    requests = tmp_path / "requests.jsonl"
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    requests.write_text(json.dumps({"custom_id": "a", "url": "/v1/chat/completions", "body": body}) + "\n")
+    (tmp_path / "other.jsonl").write_text('{"custom_id": "a", "url": "x"}\n')
+    (tmp_path / "text").write_text("hello\n")
+    os.mkfifo(tmp_path / "pipe")
+    result = runner.invoke(app, ["batch", str(requests), str(tmp_path / target)])
+    assert isinstance(result.exception, InvalidParameter) and problem in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("output", "/dev/null/x.json"), ("plot", "/dev/null/x.png"), ("context", "-5")]
+)
+def test_tune_asks_first_whether_its_profile_can_be_kept(option, value):
+    result = runner.invoke(app, ["tune", "--model", "nowhere", f"--{option}", value])
+    assert isinstance(result.exception, InvalidParameter) and result.exception.field == option

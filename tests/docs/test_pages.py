@@ -2,6 +2,7 @@
 
 import ast
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,13 @@ def test_every_file_on_a_request_s_way_exists():
 def test_pages_include_only_what_the_build_writes():
     included = {name for page in PAGES for name in re.findall(r'^--8<-- "build/docs/(.+)"$', page.read_text(), re.M)}
     assert included == {"stack.svg", "matrix.svg", "rooms.md", "contracts.md", "commands.md"}
+
+
+@pytest.mark.parametrize("path", READ_ON_THEIR_OWN, ids=name_of)
+def test_names_that_examples_import_are_there(path):
+    blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+    for block in blocks:
+        for node in ast.walk(ast.parse(block)) if "await" not in block else []:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paceline"):
+                module = import_module(node.module or "")
+                assert all(hasattr(module, name.name) for name in node.names), ast.unparse(node)

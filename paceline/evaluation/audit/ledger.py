@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.disk import in_one_move
+from paceline.disk import check_file, in_one_move
 from paceline.errors import InvalidParameter
 from paceline.evaluation.audit.betting import Bets
 
@@ -20,8 +20,8 @@ def fingerprint(weights: str, settings: Mapping[str, Any]) -> str:
 
 
 def check_ledger(path: Path) -> None:
-    """Raise InvalidParameter if `path` exists and is no ledger, before the audit runs."""
-    _read(path)
+    """Raise InvalidParameter if `path` exists and is no ledger, or cannot be written, before the audit runs."""
+    _read(check_file("ledger", path))
 
 
 def read_bets(path: Path, key: str) -> Bets:
