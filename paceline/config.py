@@ -62,9 +62,8 @@ class SpeculativeConfig:
             known = ", ".join(LengthPolicyName.__args__)
             raise InvalidParameter("policy", f"{self.policy!r} is unknown", f"use one of {known}")
         if self.method == "draft_model" and not self.model:
-            raise InvalidParameter(
-                "model", "the method draft_model needs one", "name a smaller model of the same family"
-            )
+            remedy = "name a smaller model of the same family (--draft-model)"
+            raise InvalidParameter("model", "the method draft_model needs one", remedy)
 
     @classmethod
     def of(cls, value: "str | Mapping[str, Any] | SpeculativeConfig | None") -> "SpeculativeConfig | None":

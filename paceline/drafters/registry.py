@@ -160,7 +160,7 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 def _path_of(name: str) -> tuple[str, str, str]:
     """(module, attribute, description of the known names) of a name or a path. Raises InvalidParameter if unknown."""
     module, _, attribute = _DRAFTERS.get(name, name).partition(":")
-    remedy = f"use one of {', '.join(_DRAFTERS)}, or 'package.module:ClassName'"
+    remedy = f"use one of {AUTO}, none, {', '.join(_DRAFTERS)}, or 'package.module:ClassName'"
     if not module or not attribute or module.startswith("."):
         raise InvalidParameter("drafter", f"{name!r} is unknown", remedy)
     return module, attribute, remedy

@@ -189,7 +189,8 @@ class Cursor:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise ValueError(f"the grammar failed: {self._matcher.get_error()[:300]}")
+            reason = self._matcher.get_error().partition("{")[0].strip()  # what follows is the parser's state
+            raise ValueError(f"the grammar failed: {reason[:120]}")
 
 
 def _vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int], vocab_size: int) -> Any:

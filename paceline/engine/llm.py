@@ -262,6 +262,8 @@ class LLM:
         Raises:
             InvalidParameter: the model has no template, or the messages do not fit it or the context.
         """
+        contents = [one["content"] for one in messages if isinstance(one, Mapping) and "content" in one]
+        self._check_size("".join(content for content in contents if isinstance(content, str)))
         if not self._config.parse_special_tokens:
             messages = self.tokenizer.masked(messages)
         text = self.tokenizer.apply_chat_template(messages, variables=template)
@@ -295,6 +297,13 @@ class LLM:
         Args:
             masked: control tokens that count as plain text are masked already (`Tokenizer.masked`).
         """
+        self._check_size(text)
+        if self._config.parse_special_tokens:
+            return self.tokenizer.encode(text, add_special_tokens)
+        return self.tokenizer.encode_masked(text if masked else self.tokenizer.masked(text), add_special_tokens)
+
+    def _check_size(self, text: str) -> None:
+        """Raise InvalidParameter for a text that is no Unicode, or too long for the context by its bytes alone."""
         try:
             size = len(text.encode())
         except UnicodeEncodeError:
@@ -302,9 +311,6 @@ class LLM:
         if size > self.max_model_len and size > self.max_model_len * self.tokenizer.longest_token:
             problem = f"{size} bytes are more than {self.max_model_len} tokens can hold, which is what fits here"
             raise InvalidParameter("prompt", problem, "shorten it, or take a model with a longer context")
-        if self._config.parse_special_tokens:
-            return self.tokenizer.encode(text, add_special_tokens)
-        return self.tokenizer.encode_masked(text if masked else self.tokenizer.masked(text), add_special_tokens)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> TokenStream:
         """Stream the tokens of one answer as they are committed, each with its text and provenance.
