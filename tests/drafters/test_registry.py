@@ -31,7 +31,7 @@ def test_a_path_leads_to_a_users_own():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("ngrams", {}, "drafter: 'ngrams' is unknown; use one of plain, ngram, suffix"),
+        ("ngrams", {}, "drafter: 'ngrams' is unknown; use one of auto, none, plain, ngram, suffix"),
         ("ngram", {"max_ngram": 3}, "max_ngram: .* prompt_lookup_max, prompt_lookup_min, occurrence"),
         ("plain", {"k": 3}, "k: .* its options are: none"),
         ("no.such.module:Thing", {}, "no module 'no'"),
