@@ -5,7 +5,8 @@
 
 What is new computes nothing at first (Net2Net, Chen et al. 2016): key heads are repeated for the query heads that share
 them, further columns of a bias are read by zeros, and units of a wider state are copies of others, whose readers share
-the weight between them. A speculator whose steps are to share their weights takes those of its first steps.
+the weight between them. A speculator whose steps are to share their weights takes those of its first steps. Further
+residual blocks are zeros.
 """
 
 import argparse
@@ -101,7 +102,14 @@ def _mlp_speculator(record: HeadRecord, wanted: HeadConfig, rng: np.random.Gener
     }
 
 
-_GROWERS = {"dspark": _dspark, "mlp_speculator": _mlp_speculator}
+def _medusa(record: HeadRecord, wanted: HeadConfig, rng: np.random.Generator) -> tuple[HeadConfig, Tensors]:
+    """Further residual blocks of zeros, which add silu(0) = 0; heads beyond those that were there are not made."""
+    config = replace(record.config, block_depth=wanted.block_depth)
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in head_shapes(config).items()}
+    return config, zeros | dict(record.tensors)
+
+
+_GROWERS = {"dspark": _dspark, "mlp_speculator": _mlp_speculator, "medusa": _medusa}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import torch
 from paceline.models.heads.record import HeadRecord
 from paceline.models.heads.shapes import head_shapes
 from paceline.models.torch_executor.heads.dspark import DSpark
+from paceline.models.torch_executor.heads.medusa import Medusa
 from paceline.models.torch_executor.heads.mlp_speculator import MlpSpeculator
 from paceline.training.heads.batches import make_batch
 from paceline.training.heads.losses import Read, logits_of
@@ -45,7 +46,7 @@ def logits(record, batch):
     """[steps, anchors, named tokens], and how sure the head is where it says so."""
     target = tiny_target(torch.float32)
     rows, data = target.head[torch.from_numpy(IDS).long()], batch(record.config.taps)
-    kind = {"dspark": DSpark, "mlp_speculator": MlpSpeculator}[record.config.family]
+    kind = {"dspark": DSpark, "mlp_speculator": MlpSpeculator, "medusa": Medusa}[record.config.family]
     net = kind(record.config, target.embedding, rows)
     net.load_state_dict({name: torch.from_numpy(values) for name, values in record.tensors.items()})
     found = []
@@ -55,12 +56,24 @@ def logits(record, batch):
             for step in range(STEPS):
                 found.append(logits_of(Read(states[:, step]), rows) + net.bias(data.tokens(step)))
                 found.append(net.confidence(states[:, step], data.tokens(step))[:, None].expand_as(found[0]))
+        elif record.config.family == "medusa":
+            hidden = data.normed[data.anchors]
+            found = [logits_of(Read(net.read(step, hidden)), rows) for step in range(STEPS)]
         else:
             state = net.begin(data.normed[data.anchors])
             for step in range(STEPS):
                 state = net.step(step, state, data.tokens(step))
                 found.append(logits_of(Read(net.read(step, state)), rows))
     return torch.stack(found)
+
+
+def test_further_blocks_of_medusa_change_nothing(batch):
+    whole = wanted("medusa")
+    record = random_record(replace(whole, block_depth=1))
+    grown = grow_head.grown(record, whole)
+    assert grown.config == whole and whole.block_depth > 1
+    assert {name: values.shape for name, values in grown.tensors.items()} == dict(head_shapes(whole))
+    torch.testing.assert_close(logits(grown, batch), logits(record, batch))
 
 
 def test_key_heads_and_a_bias_of_higher_rank_change_nothing(batch):
@@ -100,4 +113,4 @@ def test_steps_that_are_to_share_weights_take_those_of_the_first(batch):
 
 def test_other_families_are_refused():
     with pytest.raises(ValueError, match="family medusa have not grown"):
-        grow_head.grown(HeadRecord(wanted("medusa"), {}), wanted("medusa"))
+        grow_head.grown(HeadRecord(wanted("blockwise"), {}), wanted("medusa"))

@@ -11,16 +11,19 @@ from paceline.training.heads.batches import Batch
 from paceline.training.heads.losses import Read
 from paceline.training.heads.recipes.base import Recipe, Target
 
+_BLOCKS = 3
+"""Residual blocks per head. The paper has one; `docs/training-heads.md` compares them."""
+
 
 class MedusaRecipe(Recipe):
-    """One residual block per head; the output head is the target's."""
+    """Residual blocks per head; the output head is the target's."""
 
     family = "medusa"
 
     @staticmethod
     def describe(target: Target, draft_vocab_size: int, num_steps: int) -> HeadConfig:
         return HeadConfig(
-            "medusa", target.about, (NORMED,), None, 0, num_steps, draft_vocab_size, fc_bias=True, block_depth=1
+            "medusa", target.about, (NORMED,), None, 0, num_steps, draft_vocab_size, fc_bias=True, block_depth=_BLOCKS
         )
 
     def build(self, target: Target) -> nn.Module:
