@@ -112,5 +112,5 @@ def test_steps_that_are_to_share_weights_take_those_of_the_first(batch):
 
 
 def test_other_families_are_refused():
-    with pytest.raises(ValueError, match="family medusa have not grown"):
+    with pytest.raises(ValueError, match="family blockwise have not grown"):
         grow_head.grown(HeadRecord(wanted("blockwise"), {}), wanted("medusa"))
