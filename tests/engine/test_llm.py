@@ -3,7 +3,7 @@
 import inspect
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Thread
+from threading import Event, Thread
 from time import sleep
 from types import SimpleNamespace
 
@@ -123,13 +123,33 @@ def test_threads_share_passes_and_get_their_own_answers(llm):
     assert num_steps < 12 * 40  # which is what the calls would take one after the other
 
 
+def test_the_thread_inside_enters_again_while_others_wait():
+    """As a finaliser does; a thread that waits at the door must not keep it out."""
+    turn, inside, ended = Turnstile(), Event(), []
+
+    def other():
+        inside.wait()
+        with turn:
+            ended.append("other")
+
+    waiting = Thread(target=other, daemon=True)
+    waiting.start()
+    with turn:
+        inside.set()
+        sleep(0.05)  # by now the other stands at the door
+        with turn:
+            ended.append("again")
+    waiting.join(5)
+    assert ended == ["again", "other"]
+
+
 def test_threads_wait_in_turn():
     """One that comes back at once, again and again, lets others pass."""
     turn, passed = Turnstile(), []
 
     def greedy():
         for _ in range(2000):
-            with turn, turn:
+            with turn:
                 sleep(1e-4)
             passed.append("greedy")
 
