@@ -39,7 +39,7 @@ def in_one_move(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path = path.resolve() if path.is_symlink() else path
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if is_device(path):
         yield path
         return
     partial = path.with_name(f"partial-{os.getpid()}-{path.name}")
@@ -48,6 +48,11 @@ def in_one_move(path: Path) -> Iterator[Path]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def is_device(path: Path) -> bool:
+    """Whether what is at `path` is neither a file nor a folder: a device, or a pipe."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def check_folder(field: str, folder: Path) -> Path:

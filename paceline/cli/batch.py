@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from paceline.cli import options as o
 from paceline.cli.serve import need_extras
 from paceline.cli.terminal import messages, progress_bars
-from paceline.disk import check_file
+from paceline.disk import check_file, is_device
 from paceline.errors import InvalidParameter
 
 
@@ -59,7 +59,7 @@ def batch(
 
 def _check_target(source: Path, target: Path) -> None:
     """Raise InvalidParameter where answers cannot be added to `target`, or found there by a later run."""
-    if target.exists() and not target.is_file() and not target.is_dir():
+    if is_device(target):
         raise InvalidParameter("output", f"{target} is no file", "name one: what it holds is not asked again")
     check_file("output", target)
     if target.exists() and target.samefile(source):

@@ -141,9 +141,7 @@ class Engine:
             InvalidParameter: an empty or too long prompt, a token id outside the vocabulary, a request id in use, a
                 priority that is not whole, a timeout that is not above 0, or parameters that this engine cannot honour.
         """
-        self._check_door(request_id, prompt_token_ids, params, timeout)
-        if not isinstance(priority, int):
-            raise InvalidParameter("priority", f"{priority!r} is no whole number", "give a smaller one to run earlier")
+        self._check_door(request_id, prompt_token_ids, params, priority, timeout)
         now = self._clock()
         deadline = None if timeout is None else now + timeout
         salt = salt_of(cache_salt)
@@ -209,8 +207,9 @@ class Engine:
         return [output for output in outputs if output.tokens or output.completion]
 
     def _check_door(
-        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, timeout: float | None
-    ) -> None:
+        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, priority: int,
+        timeout: float | None,
+    ) -> None:  # fmt: skip
         vocab_size, remedy = self._model.config.vocab_size, "tokenise it with this model's own tokenizer"
         predicted = () if isinstance(params.prediction, str) else params.prediction
         for name, token_ids in (("prompt_token_ids", prompt_token_ids), ("prediction", predicted)):
@@ -223,6 +222,8 @@ class Engine:
             raise InvalidParameter("request_id", f"{request_id!r} is in use", "give every request its own id")
         if timeout is not None and not (isinstance(timeout, Real) and timeout > 0):
             raise InvalidParameter("timeout", f"{timeout!r} is not above 0", "give seconds, or leave it out")
+        if not isinstance(priority, int):
+            raise InvalidParameter("priority", f"{priority!r} is no whole number", "give a smaller one to run earlier")
 
     def _admit(self, request: LiveRequest) -> None:
         """Add all samples of a request to the scheduler, or none when one is refused."""

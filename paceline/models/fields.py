@@ -46,7 +46,7 @@ class Fields:
     def whole(self, name: str, default: Any = _MISSING, least: int = 1, most: int = LARGEST) -> int:
         """A whole number from `least` to `most`. Like the methods below, raises UnsupportedModel naming the field."""
         value = self.get(name, default)
-        if not _is_whole(value) or not least <= value <= most:
+        if not is_whole(value) or not least <= value <= most:
             raise refuse(name, f"{shown(value)} is not a whole number from {least} to {most}")
         return value
 
@@ -116,7 +116,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Whether `value` is an int or float of magnitude at most 1e300, and not a bool."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
@@ -141,5 +141,6 @@ def check_items(name: str, values: Sequence[Any], kind: type | tuple[type, ...])
     raise refuse(name, f"holds {shown(other)}, which is no {' or '.join(k.__name__ for k in kinds)}")
 
 
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether `value` is an int and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -8,8 +8,6 @@ from paceline.errors import CorruptWeights
 
 LARGEST_FILE = 1 << 28
 """Largest file in bytes; the largest tokenizers have a tenth of it."""
-
-
 _REMEDY = "download the model again"
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import InvalidParameter
+from paceline.models.fields import is_number
 from paceline.models.heads.draft_ids import ids_digest
 from paceline.models.heads.record import HeadRecord, TargetPrint
 from paceline.models.heads.strict import Settings
@@ -79,7 +80,7 @@ def read_own_block(settings: Settings) -> OwnBlock:
 
 def _scale(own: Settings) -> float:
     value = own.take("embedding_scale", 1.0)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < _LARGEST_SCALE:
+    if not is_number(value) or not abs(value) < _LARGEST_SCALE:
         raise own.wrong("embedding_scale", f"{value!r} is no factor of embeddings", "correct the config")
     return float(value)
 

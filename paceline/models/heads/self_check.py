@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.models.base import CausalLM, pages_for, slot_of
+from paceline.models.fields import is_number, is_whole
 from paceline.models.heads.nets import AutoregressiveNet, BlockNet, BlockOfRows, HalfAutoregressiveNet, StepNet
 from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.rows import Part, build_rows
@@ -89,19 +90,15 @@ def _stored(card: Mapping[str, object], config: HeadConfig) -> tuple[list[int], 
     entry = card[KEY] if isinstance(card[KEY], Mapping) else {}
     assert isinstance(entry, Mapping)
     tokens, share, num_prompt = entry.get("tokens"), entry.get("acceptance"), entry.get("prompt_tokens", 0)
-    if not isinstance(tokens, list) or not least <= len(tokens) <= _MOST_TOKENS or not all(map(_is_whole, tokens)):
+    if not isinstance(tokens, list) or not least <= len(tokens) <= _MOST_TOKENS or not all(map(is_whole, tokens)):
         raise InvalidParameter(f"card.{KEY}.tokens", f"is no list of {least} to {_MOST_TOKENS} token ids", _REMEDY)
     if min(tokens) < 0 or max(tokens) >= vocab_size:
         raise InvalidParameter(f"card.{KEY}.tokens", f"leaves the target's vocabulary of {vocab_size}", _REMEDY)
-    if not _is_whole(num_prompt) or not 0 <= num_prompt <= len(tokens) - least:
+    if not is_whole(num_prompt) or not 0 <= num_prompt <= len(tokens) - least:
         raise InvalidParameter(f"card.{KEY}.prompt_tokens", f"{num_prompt!r} is no part of the tokens", _REMEDY)
-    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
+    if not is_number(share) or not 0 <= share <= 1:
         raise InvalidParameter(f"card.{KEY}.acceptance", f"{share!r} is no share from 0 to 1", _REMEDY)
     return tokens, num_prompt, float(share)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def own_opening(tokenizer: Tokenizer) -> list[int]:

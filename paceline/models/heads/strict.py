@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.models.fields import is_whole
 
 _RISKY = ("norm", "bias", "scale", "scaling", "rope", "rotary")
 _OFF = (None, False, 0, 0.0, 1.0, "", (), [])
@@ -50,7 +51,7 @@ class Settings:
     def count(self, name: str, default: Any = _MISSING, least: int = 1) -> int:
         """A whole number of at least `least`."""
         value = self.take(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not is_whole(value) or value < least:
             raise self.wrong(name, f"{value!r} is not a whole number from {least} up", "correct the config")
         return value
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from paceline.errors import InvalidParameter
 from paceline.models.base import NORMED
+from paceline.models.fields import is_whole
 
 Convention = Literal["entering", "leaving"]
 """Whether a file's layer number names the layer that reads a hidden state, or the layer that outputs it."""
@@ -20,11 +21,7 @@ def canonical_taps(ids: Sequence[int], convention: Convention, num_layers: int, 
     Raises:
         InvalidParameter: `ids` is empty, or has a layer that the target does not have.
     """
-    if (
-        not isinstance(ids, list | tuple)
-        or not ids
-        or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
-    ):
+    if not isinstance(ids, list | tuple) or not ids or not all(map(is_whole, ids)):
         raise InvalidParameter(field, f"{ids!r} is no list of layers", "correct the config")
     taps = tuple(int(i) + (convention == "leaving") for i in ids)
     if min(taps) < 0 or (num_layers and max(taps) > num_layers):

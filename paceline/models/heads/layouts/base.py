@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import CorruptWeights, InvalidParameter
+from paceline.models.fields import is_whole
 from paceline.models.heads.draft_ids import from_offsets, to_mask, to_offsets
 from paceline.models.heads.own_block import OwnBlock, check_ids
 from paceline.models.heads.record import MOST_STEPS, HeadConfig, HeadRecord, TargetPrint
@@ -214,7 +215,7 @@ def _check_mask(path: Path, config: HeadConfig) -> None:
     mask, size = config.mask_token_id, config.target.vocab_size
     if mask is None and config.family not in _MASKED:
         return
-    if not isinstance(mask, int) or isinstance(mask, bool) or not 0 <= mask < size:
+    if not is_whole(mask) or not 0 <= mask < size:
         problem = "is missing" if mask is None else f"{mask!r} is no token of the target's vocabulary of {size}"
         raise InvalidParameter(f"{path}: mask_token_id", problem, _REMEDY)
 
