@@ -80,14 +80,19 @@ class RandomWeights:
         return tuple(self._shapes)
 
     def tensor(self, name: str) -> np.ndarray:
-        """See `Checkpoint`: norms near 1, matrices whose products keep the size of what they multiply."""
+        """See `Checkpoint`: norms near 1, matrices whose products keep the size of what they multiply.
+
+        Values are numbers of bfloat16, so that a model in float32 has the same weights.
+        """
         shape = self._shapes[name]
         start, size = sum(map(ord, name)) % self._most, int(np.prod(shape))
         values = self._numbers[start : start + self._most]
         values = values.repeat(-(-size // self._most))[:size].view(shape) if size > self._most else values[:size]
         if len(shape) == 1:
-            return (0.1 * values + (1.0 if name.endswith("norm.weight") else 0.0)).numpy()
-        return (values.view(shape) * shape[-1] ** -0.5).numpy()
+            values = 0.1 * values + (1.0 if name.endswith("norm.weight") else 0.0)
+        else:
+            values = values.view(shape) * shape[-1] ** -0.5
+        return values.bfloat16().float().numpy()
 
 
 class NumberTokenizer:

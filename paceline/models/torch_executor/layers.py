@@ -35,7 +35,7 @@ class Pass:
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019), inside in float32."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019), in float32, rounded once."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * scaled.to(x.dtype)
+        return (self.weight * scaled).to(torch.result_type(x, self.weight))
 
 
 def make_norm(config: ModelConfig) -> nn.Module:

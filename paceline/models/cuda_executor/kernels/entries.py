@@ -16,13 +16,14 @@ from torch import Tensor
 from paceline.models.cuda_executor.kernels.dependent import dependent, let_next_begin, wait_for_inputs
 
 _COLUMNS = 1024
+_NORM_WARPS = 16
+"""Warps of a norm: the reads of one row are its whole time."""
 
 
 @triton.jit
 def _normed(wide, scale, weight, kind: tl.constexpr):
-    """weight * (wide * scale), rounded as torch does after each product."""
-    scaled = (wide * scale).to(kind).to(tl.float32)
-    return (scaled * weight.to(tl.float32)).to(kind)
+    """weight * wide * scale, rounded once."""
+    return (wide * scale * weight.to(tl.float32)).to(kind)
 
 
 @triton.jit
@@ -191,7 +192,7 @@ def rms_norm(
             flat, more, weight if bias is None else bias, weight, total, out, flat if asked is None else asked,
             columns, flat.numel(), eps,
             PARTS=0 if added is None else more.numel() // flat.numel(), HAS_BIAS=bias is not None,
-            PICKS=asked is not None, BLOCK=triton.next_power_of_2(columns), num_warps=8, **dependent(x.device),
+            PICKS=asked is not None, BLOCK=triton.next_power_of_2(columns), num_warps=_NORM_WARPS, **dependent(x.device),
         )  # fmt: skip
     return total, out
 

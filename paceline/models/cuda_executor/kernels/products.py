@@ -45,6 +45,8 @@ class Tile:
         warps: warps of a program.
         parts: parts of the inner dimension.
         reads_early: whether weights of the first tile are read before the input rows are ready.
+        lets_early: whether the next kernel may begin as soon as the input rows are ready, rather than after the sum:
+            for products that leave it room.
     """
 
     outputs: int
@@ -53,6 +55,7 @@ class Tile:
     warps: int
     parts: int = 1
     reads_early: bool = False
+    lets_early: bool = False
 
     def covers(self, outputs: int, inputs: int) -> bool:
         """Whether tiles cover outputs and inputs exactly, and every part has a first tile where that is read early."""
@@ -64,7 +67,8 @@ class Tile:
         """Compile-time arguments and options of a launch."""
         return {
             "SWAPS": self.outputs >= 64, "BLOCK_M": NARROW, "BLOCK_N": self.outputs, "BLOCK_K": self.inputs,
-            "PARTS": self.parts, "READS_EARLY": self.reads_early, "num_stages": self.stages, "num_warps": self.warps,
+            "PARTS": self.parts, "READS_EARLY": self.reads_early, "LETS_EARLY": self.lets_early,
+            "num_stages": self.stages, "num_warps": self.warps,
         }  # fmt: skip
 
 
@@ -103,7 +107,7 @@ def _product(
     x, weight, bias, out, num_rows, num_outputs, num_inputs,
     HAS_BIAS: tl.constexpr, GATE: tl.constexpr, EVEN: tl.constexpr, WAITS: tl.constexpr, SWAPS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
-    READS_EARLY: tl.constexpr,
+    READS_EARLY: tl.constexpr, LETS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of a part of out [parts, rows, outputs] = x [rows, inputs] weight^T [inputs, outputs] + bias [outputs].
 
@@ -123,6 +127,8 @@ def _product(
     early = _weights(own, begin + inner, end, in_outputs, EVEN) if READS_EARLY else 0
     early_second = _weights(other, begin + inner, end, in_outputs, EVEN) if READS_EARLY and GATE > 0 else 0
     wait_for_inputs(WAITS)
+    if LETS_EARLY:
+        let_next_begin(WAITS)
     summed = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
     second = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
     from_row = x + row.to(tl.int64)[:, None] * num_inputs
@@ -138,7 +144,8 @@ def _product(
         summed = _times(_weights(own, at, end, in_outputs, EVEN), values, summed, SWAPS)
         if GATE > 0:
             second = _times(_weights(other, at, end, in_outputs, EVEN), values, second, SWAPS)
-    let_next_begin(WAITS)
+    if not LETS_EARLY:
+        let_next_begin(WAITS)
     if SWAPS:
         summed, second = summed.T, second.T
     if HAS_BIAS:
@@ -213,7 +220,7 @@ def tile_in_parts(outputs: int, inputs: int, itemsize: int) -> Tile:
     size = min(128 if itemsize <= 2 else 32, max(16, triton.next_power_of_2(inputs)))
     wanted = _PROGRAMS // triton.cdiv(outputs, 64)
     parts = max(1, min(_MOST_PARTS, triton.next_power_of_2(wanted), inputs // (3 * size)))
-    return Tile(64, size, 4 if itemsize <= 2 else 2, 4, parts)
+    return Tile(64, size, 4 if itemsize <= 2 else 2, 4, parts, lets_early=True)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
