@@ -81,10 +81,30 @@ def random_blocks(bench: Bench, bits: int, outputs: int, inputs: int) -> Any:
     """A `BlockMatrix` of random codes whose 32 neighbours share a scale, as Q4_0 and Q8_0 have them."""
     from paceline.models.cuda_executor.block_matrix import BlockMatrix
 
-    make, halves = torch.Generator().manual_seed(bits), bits == 4
-    codes = torch.randint(0, 256, (outputs, inputs // 2 if halves else inputs), generator=make, dtype=torch.uint8)
-    scales = (torch.rand(outputs, inputs // 32, generator=make) + 0.5).half() / 2**bits
-    return BlockMatrix(codes.to(bench.on), scales.to(bench.on), None, None, 32, 1 << (bits - 1), halves)
+    on, halves = bench.on, bits == 4
+    make, size = torch.Generator(on).manual_seed(bits), (outputs, inputs // 2 if halves else inputs)
+    codes = torch.randint(0, 256, size, generator=make, dtype=torch.uint8, device=on)
+    scales = (torch.rand(outputs, inputs // 32, generator=make, device=on) + 0.5).half() / 2**bits
+    return BlockMatrix(codes, scales * inputs**-0.5, None, None, 32, 1 << (bits - 1), halves)
+
+
+def model_in_blocks(bench: Bench, bits: int) -> Any:
+    """A `CudaModel` of the shape that is measured, its matrices random blocks of 4 or 8 bits, made on the device."""
+    from paceline.models.cuda_executor import CudaModel
+    from paceline.models.cuda_executor.block_matrix import replace_matrices
+    from paceline.models.torch_executor.model import Stage
+
+    def prepare(stack: Any) -> int:
+        def of(path: str, layer: Any) -> Any:
+            return random_blocks(bench, bits, *layer.weight.shape)
+
+        return replace_matrices(stack, of, getattr(torch, bench.dtype), in_one_order=False)
+
+    class InBlocks(CudaModel):
+        def _load(self, checkpoint: Any, device: str) -> Any:
+            return Stage(checkpoint, device, bench.dtype, prepare=prepare)
+
+    return InBlocks(bench.checkpoint, bench.device, bench.dtype, attention=bench.attention)  # type: ignore[arg-type]
 
 
 def draws(bench: Bench) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gpu_parts.bench import Bench, answer_all, compared, measured
-from gpu_parts.checks import random_blocks
+from gpu_parts.checks import model_in_blocks, random_blocks
 
 NUM_DRAFTS = 4
 _CONTEXT = 96
@@ -57,7 +57,7 @@ def _pass_times(bench: Bench, model: Any, counts: Sequence[int]) -> dict[int, fl
 
 
 def blocks(bench: Bench) -> dict[str, Any]:
-    """Products with weights in blocks of 4 and 8 bits over few rows: microseconds, and bytes of them per second."""
+    """Weights in blocks of 4 and 8 bits: products over few rows, and milliseconds of passes of the whole model."""
     found: dict[str, Any] = {}
     outputs, inputs = (64, 64) if bench.quick else (17_920, 1536)
     for bits in (4, 8):
@@ -72,6 +72,10 @@ def blocks(bench: Bench) -> dict[str, Any]:
             seconds = bench.seconds(run) / len(matrices)
             rate = matrices[0].nbytes / 1e9 / seconds
             found[f"{bits}_bits_{rows}_rows"] = {"microseconds": 1e6 * seconds, "gb_per_second": rate}
+        del matrices
+        model = model_in_blocks(bench, bits)
+        counts = (1, 5) if bench.quick else (1, 5, 16, 64, 256)
+        found[f"{bits}_bits"] = {"weights_gb": model.num_bytes / 1e9, "passes": _pass_times(bench, model, counts)}
     return found
 
 

@@ -5,7 +5,9 @@ products with a span's integer, exact in float32. No weight is rounded. Not for 
 (`numba_executor/blocks/unpack.py` does, for every executor).
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -15,13 +17,13 @@ from torch.nn import functional
 from paceline.errors import InvalidParameter
 from paceline.models.checkpoint import Checkpoint, StoredBlocks
 from paceline.models.dtypes import has_blocks
-from paceline.models.numba_executor.blocks.formats import FORMATS, GROUP, BlockFormat
+from paceline.models.numba_executor.blocks.formats import FORMATS, BlockFormat
 from paceline.models.numba_executor.blocks.unpack import Codes, unpack
 from paceline.models.torch_executor.weights import checkpoint_name
 
-HALF_GROUP = GROUP // 2
-"""Codes of a group in the low halves of bytes; the next ones are in the high halves."""
 _ROWS_AT_ONCE = 4096
+_MANY = 64
+"""Rows above which a library's product with the widened matrix is faster than the kernel, which widens it per 16."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -29,8 +31,8 @@ class BlockMatrix:
     """n rows of k weights, scale * (value of code) + shift each.
 
     Attributes:
-        codes: [n, k / 2] uint8, byte i of a group with code i in its low half and code i + 16 in its high one; or
-            [n, k] uint8 (see `halves`).
+        codes: [n, k / 2] uint8, byte i with code 2 i in its low half and code 2 i + 1 in its high one; or [n, k] uint8
+            (see `halves`).
         scales, shifts: [n, k / span] float16 or float32; shifts None without.
         values: [256] float32, values of codes; None where these are code - `zero`.
         span: weights that share a scale. halves: whether a byte has two codes.
@@ -78,8 +80,7 @@ class BlockMatrix:
         """The rows `index` [m], [m, k] float32."""
         packed = self.codes[index]
         if self.halves:
-            groups = packed.view(len(packed), -1, HALF_GROUP)
-            packed = torch.cat([groups & 15, groups >> 4], dim=-1).flatten(1)
+            packed = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)
         wide = packed.float() - self.zero if self.values is None else self.values[packed.long()]
         wide = wide.view(len(packed), -1, self.span) * self.scales[index].float()[..., None]
         if self.shifts is not None:
@@ -90,25 +91,50 @@ class BlockMatrix:
         """The whole matrix [n, k] in float32, for the reference of the kernel."""
         return self.rows(torch.arange(self.shape[0], device=self.codes.device))
 
-    def times(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [..., k] times the matrix, plus bias [n]: by the kernel on a GPU, else by `dense`."""
+    def times(self, x: Tensor, bias: Tensor | None = None, *, in_one_order: bool = False) -> Tensor:
+        """x [..., k] times the matrix, plus bias [n]: by the kernel on a GPU, else by `dense`.
+
+        Args:
+            in_one_order: use the kernel for any number of rows, so that a row's sums do not depend on it.
+        """
         if x.device.type != "cuda":
             return functional.linear(x, self.dense().to(x.dtype), bias)
-        from paceline.models.cuda_executor.kernels.blocks import block_linear
+        from paceline.models.cuda_executor.kernels.blocks import widened
+        from paceline.models.cuda_executor.kernels.products import product
 
-        return block_linear(x, self, bias)
+        flat = x.reshape(-1, self.shape[1])
+        if in_one_order or len(flat) <= _MANY:
+            return product(flat, self, bias).view(*x.shape[:-1], -1)
+        return functional.linear(x, widened(self, x.dtype), bias)
+
+    @property
+    def form(self) -> tuple:
+        """Equal for matrices that can be joined."""
+        table = None if self.values is None else tuple(self.values.tolist())
+        return self.span, self.zero, self.halves, self.scales.dtype, self.shifts is None, table
+
+    @classmethod
+    def joined(cls, parts: Sequence["BlockMatrix"]) -> "BlockMatrix":
+        """The rows of matrices of one form, one after another."""
+        first = parts[0]
+        shifts = None if first.shifts is None else torch.cat([cast(Tensor, part.shifts) for part in parts])
+        codes, scales = torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
+        return replace(first, codes=codes, scales=scales, shifts=shifts)
 
 
 class BlockLinear(nn.Module):
-    """A linear layer with weights in blocks; its bias, if any, is an ordinary parameter."""
+    """A linear layer with weights in blocks; its bias, if any, is an ordinary parameter.
 
-    def __init__(self, matrix: BlockMatrix, bias: nn.Parameter | None) -> None:
+    Args:
+        in_one_order: see `BlockMatrix.times`.
+    """
+
+    def __init__(self, weight: BlockMatrix, bias: nn.Parameter | None, in_one_order: bool) -> None:
         super().__init__()
-        self.matrix = matrix
-        self.bias = bias
+        self.weight, self.bias, self.in_one_order = weight, bias, in_one_order
 
     def forward(self, input: Tensor) -> Tensor:
-        return self.matrix.times(input, self.bias)
+        return self.weight.times(input, self.bias, in_one_order=self.in_one_order)
 
 
 class BlockEmbedding(nn.Module):
@@ -116,41 +142,64 @@ class BlockEmbedding(nn.Module):
 
     Args:
         dtype: dtype of its outputs.
+        in_one_order: see `BlockMatrix.times`.
     """
 
-    def __init__(self, matrix: BlockMatrix, dtype: torch.dtype) -> None:
+    def __init__(self, weight: BlockMatrix, dtype: torch.dtype, in_one_order: bool) -> None:
         super().__init__()
-        self.matrix, self._dtype = matrix, dtype
+        self.weight, self._dtype, self._in_one_order = weight, dtype, in_one_order
 
     def forward(self, input: Tensor) -> Tensor:
-        return self.matrix.rows(input).to(self._dtype)
+        return self.weight.rows(input).to(self._dtype)
 
     def project(self, x: Tensor) -> Tensor:
         """Logits [..., tokens] of final states x [..., hidden]."""
-        return self.matrix.times(x)
+        return self.weight.times(x, in_one_order=self._in_one_order)
 
 
-def put_blocks(stack: nn.Module, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> int:
+def put_blocks(
+    stack: nn.Module, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, in_one_order: bool
+) -> int:
     """Replace every linear layer and embedding of `stack` that the file has in blocks; returns their bytes.
+
+    Args:
+        dtype: of embeddings.
+        in_one_order: see `BlockMatrix.times`.
 
     Raises:
         InvalidParameter: the file has none that can be multiplied.
     """
-    total = 0
     if not has_blocks(checkpoint):
         problem = f"'gguf' multiplies blocks of files, and this one has {checkpoint.storage}"
         raise InvalidParameter("dtype", problem, "use bfloat16 or auto")
+
+    def found(path: str, _: nn.Module) -> BlockMatrix | None:
+        stored = checkpoint.blocks(checkpoint_name(f"{path}.weight"))
+        return None if stored is None or stored.storage not in FORMATS else BlockMatrix.of(stored, device)
+
+    return replace_matrices(stack, found, dtype, in_one_order)
+
+
+def replace_matrices(
+    stack: nn.Module, found: Callable[[str, nn.Module], BlockMatrix | None], dtype: torch.dtype, in_one_order: bool
+) -> int:
+    """Replace the linear layers and embeddings of `stack` for which `found` (path, layer) gives a matrix.
+
+    Returns the bytes of the matrices; arguments as of `put_blocks`.
+    """
+    total = 0
     for path, layer in list(stack.named_modules()):
         if not isinstance(layer, nn.Linear | nn.Embedding):
             continue
-        stored = checkpoint.blocks(checkpoint_name(f"{path}.weight"))
-        if stored is None or stored.storage not in FORMATS:
+        matrix = found(path, layer)
+        if matrix is None:
             continue
-        matrix = BlockMatrix.of(stored, device)
         total += matrix.nbytes
-        is_linear = isinstance(layer, nn.Linear)
+        if isinstance(layer, nn.Linear):
+            own = BlockLinear(matrix, layer.bias, in_one_order)
+        else:
+            own = BlockEmbedding(matrix, dtype, in_one_order)
         parent, _, name = path.rpartition(".")
-        own = BlockLinear(matrix, layer.bias) if is_linear else BlockEmbedding(matrix, dtype)
         setattr(stack.get_submodule(parent), name, own)
     return total
 
@@ -163,8 +212,7 @@ def _arrays(read: Codes, form: BlockFormat) -> tuple[np.ndarray, np.ndarray, np.
     """Codes packed into bytes, scales and shifts per span."""
     codes = read.codes
     if _has_halves(form):
-        groups = codes.reshape(len(codes), -1, 2, HALF_GROUP)
-        codes = (groups[:, :, 0] | groups[:, :, 1] << 4).reshape(len(codes), -1)
+        codes = codes[:, ::2] | codes[:, 1::2] << 4
     scales = _per_span(read.scale_numbers(form), read.scale_steps, form)
     shifts = None if read.shifts is None else _per_span(read.shifts, read.shift_steps, form)
     if shifts is not None and form.zero_points:

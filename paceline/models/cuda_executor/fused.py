@@ -1,7 +1,7 @@
 """Layers that launch a quarter as many kernels: products over one input are joined, other operations fused.
 
 Results equal those of `torch_executor/layers.py` up to rounding of sums. What cannot be fused (layer norms, experts,
-norms over all heads, layers without positions, products with weights in blocks) stays as it is there.
+norms over all heads, layers without positions) stays as it is there.
 
 A pass over few rows uses the kernel of `kernels/products.py` for its products, whose parts are added by the kernels of
 `kernels/entries.py`: a layer is eight kernels, nine where contexts are split. A deterministic model does so for any
@@ -9,6 +9,7 @@ number of rows.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import NamedTuple, cast
 
 import torch
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.models.base import NORMED
+from paceline.models.cuda_executor.block_matrix import BlockEmbedding, BlockLinear, BlockMatrix
 from paceline.models.cuda_executor.kernels.ends import embedded, peaks_of, row_angles
 from paceline.models.cuda_executor.kernels.entries import gated, place_heads, rms_norm
-from paceline.models.cuda_executor.kernels.products import NARROW, partials, product
+from paceline.models.cuda_executor.kernels.products import Weights, partials, product
+from paceline.models.cuda_executor.kernels.tiles import NARROW
 from paceline.models.positions import NO_TABLE
 from paceline.models.torch_executor.layers import Attention, FeedForward, Layer, Pass, RMSNorm
 from paceline.models.torch_executor.model import DecoderStack, Stage, Taps, last_taps
@@ -44,8 +47,8 @@ class Fused:
         self._is_plain = self._widens and all(cast(FusedLayer, layer).is_plain for layer in layers)
         if isinstance(stack.norm, RMSNorm):
             stack.norm = FusedNorm(stack.norm)
-            if type(table) in (nn.Linear, VocabularyParallelEmbedding):
-                stack.head = FusedHead(table.weight, self._narrows)  # type: ignore[assignment]
+            if type(table) in (nn.Linear, VocabularyParallelEmbedding, BlockLinear, BlockEmbedding):
+                stack.head = FusedHead(cast(Weights, table.weight), self._narrows)  # type: ignore[assignment]
 
     @property
     def embeds(self) -> bool:
@@ -71,7 +74,7 @@ class Fused:
         """
         x = x.float() if self._widens else x
         to_add, tapped, norm = (), {}, cast(FusedNorm, self._stack.norm)
-        if self._is_plain and self._narrows(len(x), norm.weight):
+        if self._is_plain and self._narrows(len(x), norm.weight.dtype):
             x, to_add, tapped = self._run_narrow(stage, x, step, taps)
         else:
             x, tapped = stage.run_layers(x, step, taps)
@@ -100,9 +103,9 @@ class Fused:
             return head(x, out)
         return self._stack.logits(x)
 
-    def _narrows(self, rows: int, weight: Tensor) -> bool:
-        """Whether products of `rows` rows use the kernel for few; in float32 libraries are as fast."""
-        return self._deterministic or (rows <= NARROW and weight.itemsize == 2)
+    def _narrows(self, rows: int, dtype: torch.dtype) -> bool:
+        """Whether products of `rows` rows of `dtype` use the kernel for few; in float32 libraries are as fast."""
+        return self._deterministic or (rows <= NARROW and dtype.itemsize == 2)
 
 
 class FusedNorm(nn.Module):
@@ -123,17 +126,26 @@ class FusedNorm(nn.Module):
 
 
 class JoinedLinear(nn.Module):
-    """Linear layers over one input as one product; outputs are views into its rows."""
+    """Linear layers over one input, those in a row whose weights have one form as one product.
 
-    def __init__(self, parts: Sequence[nn.Linear]) -> None:
+    Outputs are views into joined rows.
+    """
+
+    def __init__(self, parts: Sequence[nn.Linear | BlockLinear]) -> None:
         super().__init__()
-        self._sizes = [part.out_features for part in parts]
-        self.weight = nn.Parameter(torch.cat([part.weight.detach() for part in parts]), requires_grad=False)
-        biases = [part.bias.detach() for part in parts if part.bias is not None]
-        self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
+        self._sizes = [part.weight.shape[0] for part in parts]
+        self._layers = nn.ModuleList(_as_one(list(group)) for _, group in groupby(parts, _form_of))
+        own = cast(nn.Parameter | None, self._layers[0].bias)
+        self.bias = own if len(self._layers) == 1 else _joined_bias(parts)
+
+    @property
+    def weights(self) -> list[Weights]:
+        """The matrix of each product."""
+        return [layer.weight for layer in self._layers]  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Sequence[Tensor]:
-        return self.cut(functional.linear(x, self.weight, self.bias))
+        found = [layer(x) for layer in self._layers]
+        return self.cut(found[0] if len(found) == 1 else torch.cat(found, dim=-1))
 
     def cut(self, whole: Tensor) -> Sequence[Tensor]:
         """Split joined outputs [.., n] by part."""
@@ -144,17 +156,19 @@ class FusedHead(nn.Module):
     """The output head; on a GPU logits are summed and returned in float32.
 
     Args:
-        narrows: whether a number of rows, and weights, use the kernel for few rows.
+        narrows: whether a number of rows in a number format use the kernel for few rows.
     """
 
-    def __init__(self, weight: nn.Parameter, narrows: Callable[[int, Tensor], bool]) -> None:
+    def __init__(self, weight: Weights, narrows: Callable[[int, torch.dtype], bool]) -> None:
         super().__init__()
         self.weight, self._narrows = weight, narrows
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        if self._narrows(len(x), self.weight):
-            out = torch.empty(len(x), len(self.weight), device=x.device) if out is None else out
+        if self._narrows(len(x), x.dtype):
+            out = torch.empty(len(x), self.weight.shape[0], device=x.device) if out is None else out
             return product(x, self.weight, out=out)
+        if isinstance(self.weight, BlockMatrix):
+            return self.weight.times(x).float()
         if x.is_cuda and x.itemsize == 2:
             return torch.mm(x, self.weight.T, out_dtype=torch.float32)
         return functional.linear(x, self.weight)
@@ -186,15 +200,15 @@ class FusedAttention(nn.Module):
     @property
     def is_plain(self) -> bool:
         """See `FusedLayer`."""
-        return isinstance(self.project, JoinedLinear) and isinstance(self.out, nn.Linear)
+        return isinstance(self.project, JoinedLinear) and isinstance(self.out, nn.Linear | BlockLinear)
 
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
         return self.out(self._attended(self.project(x), None, layer, step))
 
     def unsummed(self, x: Tensor, layer: int, step: Pass) -> Unsummed:
-        """`forward` with products for few rows; all weights are plain matrices."""
+        """`forward` with products for few rows."""
         joined = cast(JoinedLinear, self.project)
-        mixed = self._attended(joined.cut(partials(x, joined.weight)), joined.bias, layer, step)
+        mixed = self._attended(joined.cut(partials(x, *joined.weights)), joined.bias, layer, step)
         return Unsummed(partials(mixed, self.out.weight), self.out.bias)
 
     def _attended(self, projected: Sequence[Tensor], bias: Tensor | None, layer: int, step: Pass) -> Tensor:
@@ -223,16 +237,19 @@ class FusedFeedForward(nn.Module):
     @property
     def is_plain(self) -> bool:
         """See `FusedLayer`."""
-        return isinstance(self.raise_both, JoinedLinear) and isinstance(self.down, nn.Linear)
+        both = self.raise_both
+        return (
+            isinstance(both, JoinedLinear) and len(both.weights) == 1 and isinstance(self.down, nn.Linear | BlockLinear)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.raise_both(x)
         return self.down(gated(gate, up, self._is_silu))
 
     def unsummed(self, x: Tensor) -> Unsummed:
-        """`forward` with products for few rows, two kernels; all weights are plain matrices."""
+        """`forward` with products for few rows, two kernels."""
         both = cast(JoinedLinear, self.raise_both)
-        raised = product(x, both.weight, both.bias, gate="silu" if self._is_silu else "gelu")
+        raised = product(x, both.weights[0], both.bias, gate="silu" if self._is_silu else "gelu")
         return Unsummed(partials(raised, self.down.weight), self.down.bias)
 
 
@@ -247,7 +264,7 @@ class FusedLayer(nn.Module):
 
     @property
     def is_plain(self) -> bool:
-        """Whether all products are with plain matrices, those over one input joined."""
+        """Whether all products are linear layers, those over one input joined."""
         parts = (self.attention, self.feed_forward)
         return all(isinstance(part, FusedAttention | FusedFeedForward) and part.is_plain for part in parts)
 
@@ -286,12 +303,34 @@ def _turns_heads(own: Attention) -> bool:
 
 
 def _joined(parts: Sequence[nn.Module]) -> Callable[[Tensor], Sequence[Tensor]]:
-    """One product if all of `parts` are plain matrices, and all or none have a bias."""
-    if all(isinstance(part, nn.Linear) for part in parts):
-        linears = cast(Sequence[nn.Linear], parts)
+    """The layers joined if all are linear, and all or none have a bias."""
+    if all(isinstance(part, nn.Linear | BlockLinear) for part in parts):
+        linears = cast(Sequence[nn.Linear | BlockLinear], parts)
         if len({part.bias is None for part in linears}) == 1:
             return JoinedLinear(linears)
     return SeparateLinears(parts)
+
+
+def _form_of(part: nn.Linear | BlockLinear) -> tuple:
+    """Equal for layers whose weights can be one matrix."""
+    return part.weight.form if isinstance(part.weight, BlockMatrix) else ()
+
+
+def _as_one(parts: Sequence[nn.Linear | BlockLinear]) -> nn.Module:
+    """One layer with the outputs of `parts`, whose weights have one form."""
+    bias = _joined_bias(parts)
+    if isinstance(parts[0], BlockLinear):
+        blocks = cast(Sequence[BlockLinear], parts)
+        return BlockLinear(BlockMatrix.joined([part.weight for part in blocks]), bias, blocks[0].in_one_order)
+    weight = torch.cat([cast(nn.Linear, part).weight.detach() for part in parts])
+    layer = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
+    layer.weight, layer.bias = nn.Parameter(weight, requires_grad=False), bias  # type: ignore[assignment]
+    return layer
+
+
+def _joined_bias(parts: Sequence[nn.Linear | BlockLinear]) -> nn.Parameter | None:
+    biases = [part.bias.detach() for part in parts if part.bias is not None]
+    return nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
 
 
 def all_of(kind: type, parts: Sequence[nn.Module]) -> bool:

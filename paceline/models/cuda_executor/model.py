@@ -68,6 +68,7 @@ class CudaModel(TorchModel):
         deterministic: bool = False,
         capture: GraphCapture | None = None,
     ) -> None:
+        self.deterministic = deterministic
         super().__init__(checkpoint, device, dtype)
         on, config = self._stage.device, checkpoint.config
         self.attention: AttentionName = choose_attention(attention, on)
@@ -79,7 +80,6 @@ class CudaModel(TorchModel):
             from paceline.models.cuda_executor.fused import Fused
 
             self._fused = Fused(self._stage.stack, deterministic)
-        self.deterministic = deterministic
         self.passes = Passes(config, config.vocab_size, on, self.attention, capture)
         self.records_passes = self.passes.records
         self._fetch = Fetch(on)
@@ -103,7 +103,10 @@ class CudaModel(TorchModel):
         if self.dtype_choice.name != "gguf":
             return super()._load(checkpoint, device)
         on, activations = usable_device(device), activations_beside_blocks(device)
-        prepare = partial(put_blocks, checkpoint=checkpoint, device=on, dtype=getattr(torch, activations))
+        prepare = partial(
+            put_blocks, checkpoint=checkpoint, device=on, dtype=getattr(torch, activations),
+            in_one_order=self.deterministic,
+        )  # fmt: skip
         return Stage(checkpoint, device, activations, prepare=prepare)
 
     @property

@@ -35,7 +35,7 @@ class Pass:
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019), in float32, rounded once."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019), rounded once."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()

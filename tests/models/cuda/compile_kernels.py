@@ -14,10 +14,9 @@ from paceline.models.cuda_executor.kernels import attention, blocks, ends, entri
 
 PLACES = ("first_page", "natural_lengths", "lengths", "first_branch", "tile_rows", "tile_sizes", "flat")
 SUMS = {"mixed": "*fp32", "peaks": "*fp32", "totals": "*fp32"}
-COUNTS = {"num_rows": "i32", "num_outputs": "i32", "num_inputs": "i32", "row_bytes": "i32", "num_columns": "i32"}
+COUNTS = {"num_rows": "i32", "num_outputs": "i32", "num_inputs": "i32", "out_columns": "i32", "num_columns": "i32"}
 ALIGNED = ("query", "keys", "values", "x", "weight", "added", "out", "num_outputs", "num_inputs")
 """Arguments that are multiples of 16, as they are when layers run: loads of these are prepared ahead."""
-TILE = {"BLOCK_M": 16, "BLOCK_N": 32}
 HEAD = {"HEAD_DIM": 128, "BLOCK_D": 128, "SPLIT": 256}
 
 
@@ -40,7 +39,7 @@ def kernels(kind: str, bytes_each: int, waits: bool):
         own = tile.options()
         options = {name: own.pop(name) for name in ("num_stages", "num_warps")}
         yield products._product, data | COUNTS | {"out": "*fp32"}, own | waiting | {
-            "HAS_BIAS": gate > 0, "GATE": gate, "EVEN": gate == 1,
+            "HAS_BIAS": gate > 0, "GATE": gate, "EVEN": gate == 1, "READS_EARLY": tile.reads_early,
         }, options  # fmt: skip
     yield products._row_mean, {"x": "*fp32", "out": "*fp32"} | COUNTS, {"BLOCK": 1024}, two
     rows = {"x": "*fp32", "added": "*fp32", "total": "*fp32", "gate": f"*{kind}", "up": f"*{kind}", "eps": "fp32"}
@@ -62,11 +61,14 @@ def kernels(kind: str, bytes_each: int, waits: bool):
     yield ends._peaks_of_chunks, peaks, {"CHUNK": 4096} | waiting, two
     yield ends._peaks_of_rows, peaks | {"table": "*fp64", "picks": "*i32"}, {"BLOCK": 64} | waiting, two
     matrix = {"codes": "*u8", "scales": "*fp16", "shifts": "*fp16", "values": "*fp32"}
-    for halves, table in ((True, False), (False, True)):
-        yield blocks._block_product, data | matrix | COUNTS, TILE | {
-            "SPAN": 32, "ZERO": 8, "HALVES": halves, "HAS_VALUES": table, "HAS_SHIFT": not table, "HAS_BIAS": True,
-            "HALF": 16, "BLOCK_B": 64,
-        }, two  # fmt: skip
+    for halves, table, gate, parts in ((True, False, 1, False), (False, False, 0, True), (True, True, 0, False)):
+        own = blocks.block_tile(8960, 1536, in_parts=parts).options()
+        options = {name: own.pop(name) for name in ("num_stages", "num_warps")}
+        form = {"SPAN": 32, "ZERO": 8, "HALVES": halves, "HAS_VALUES": table, "HAS_SHIFT": not table}
+        yield blocks._block_product, data | matrix | COUNTS | {"out": "*fp32"}, form | own | waiting | {
+            "HAS_BIAS": True, "GATE": gate, "EVEN": not table,
+        }, options  # fmt: skip
+        yield blocks._widen, data | matrix | COUNTS, form | {"BLOCK_N": 16, "BLOCK_K": 128}, two
 
 
 def main(capability: int) -> None:

@@ -43,15 +43,40 @@ def test_a_matrix_holds_what_the_file_says(name):
 @pytest.mark.parametrize("name", ["Q4_1", "Q8_0", "IQ4_NL", "Q4_K", "Q6_K"])
 def test_the_kernel_multiplies_as_its_twin(name):
     pytest.importorskip("triton")
-    from paceline.models.cuda_executor.kernels.blocks import block_linear
+    from paceline.models.cuda_executor.kernels.blocks import widened
+    from paceline.models.cuda_executor.kernels.products import partials, product
 
     matrix, _ = matrix_of(name, 40, 256)
     make = torch.Generator().manual_seed(0)
     x, bias = torch.randn(18, 256, generator=make), torch.randn(40, generator=make)
-    found = block_linear(x, matrix, bias)
-    torch.testing.assert_close(found, matrix.times(x, bias), atol=1e-4, rtol=1e-5)
+    found, want = product(x, matrix, bias), matrix.times(x, bias)
+    torch.testing.assert_close(found, want, atol=1e-4, rtol=1e-5)
     for rows in (slice(0, 1), slice(16, 18)):
-        assert torch.equal(block_linear(x[rows], matrix, bias), found[rows])
+        assert torch.equal(product(x[rows], matrix, bias), found[rows])
+    gates, raised = want.chunk(2, dim=-1)
+    gated = torch.nn.functional.silu(gates) * raised
+    torch.testing.assert_close(product(x, matrix, bias, gate="silu"), gated, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(partials(x, matrix).sum(0) + bias, want, atol=1e-4, rtol=1e-5)
+    assert torch.equal(widened(matrix, torch.float32), matrix.dense())
+
+
+def test_products_with_matrices_of_several_forms_follow_each_other():
+    pytest.importorskip("triton")
+    from paceline.models.cuda_executor.kernels.products import partials
+
+    parts = [matrix_of(name, 40, 768)[0] for name in ("Q4_0", "Q6_K")]
+    plain, x = torch.randn(24, 768), torch.randn(3, 768)
+    found = partials(x, *parts, plain)
+    assert found.shape == (2, 3, 104)
+    want = torch.cat([x @ parts[0].dense().T, x @ parts[1].dense().T, x @ plain.T], dim=-1)
+    torch.testing.assert_close(found.sum(0), want, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_joined_matrices_are_one_after_the_other(name):
+    parts = [matrix_of(name, rows, 512)[0] for rows in (40, 8)]
+    assert parts[0].form == parts[1].form
+    assert torch.equal(BlockMatrix.joined(parts).dense(), torch.cat([part.dense() for part in parts]))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -66,6 +91,24 @@ def test_a_model_in_its_files_blocks_has_the_files_numbers(tmp_path, tied):
     want = theirs.forward(rows, theirs.new_cache(2)).logits
     np.testing.assert_allclose(ours.forward(rows, ours.new_cache(2)).logits, want, atol=1e-3, rtol=0)
     assert ours.num_bytes < theirs.num_bytes
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_fused_layers_multiply_blocks_of_several_forms(tmp_path, deterministic):
+    pytest.importorskip("triton")
+    plain = RandomCheckpoint(small_config("qwen2", attention_bias=True))
+    matrices = [gguf_name(plain.config, name) for name in plain.names() if plain.tensor(name).ndim == 2]
+    storage = {name: "Q8_0" if name.endswith(("attn_v.weight", "ffn_down.weight")) else "Q4_0" for name in matrices}
+    checkpoint = GGUFCheckpoint(as_gguf(tmp_path / "blocks.gguf", plain, storage=storage))
+    rows = build_rows([Part(range(2), 0, tokens_of(5)), Part((2,), 0, [9])])
+    ours = CudaModel(checkpoint, "cpu", "gguf", attention="triton", deterministic=deterministic)
+    assert [len(layer.attention.project.weights) for layer in ours.stack.layers.values()] == [2] * 3
+    theirs = CudaModel(checkpoint, "cpu", "float32", attention="by_position")
+    found = ours.forward(rows, ours.new_cache(3)).logits
+    np.testing.assert_allclose(found, theirs.forward(rows, theirs.new_cache(3)).logits, atol=1e-3, rtol=0)
+    if deterministic:
+        alone = ours.forward(build_rows([Part((2,), 0, [9])]), ours.new_cache(3)).logits
+        np.testing.assert_array_equal(found[5], alone[0])
 
 
 def test_a_file_without_blocks_is_refused():

@@ -192,7 +192,8 @@ def rms_norm(
             flat, more, weight if bias is None else bias, weight, total, out, flat if asked is None else asked,
             columns, flat.numel(), eps,
             PARTS=0 if added is None else more.numel() // flat.numel(), HAS_BIAS=bias is not None,
-            PICKS=asked is not None, BLOCK=triton.next_power_of_2(columns), num_warps=_NORM_WARPS, **dependent(x.device),
+            PICKS=asked is not None, BLOCK=triton.next_power_of_2(columns), num_warps=_NORM_WARPS,
+            **dependent(x.device),
         )  # fmt: skip
     return total, out
 

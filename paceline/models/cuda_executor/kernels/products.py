@@ -14,72 +14,33 @@ The reference functions are in `invariant.py` and `torch_executor/layers.py`.
 # pyright: reportArgumentType=false, reportCallIssue=false
 # Triton's types know neither numbers for `tl.constexpr` nor options of a launch, such as `num_stages`.
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.models.cuda_executor.block_matrix import BlockMatrix
+from paceline.models.cuda_executor.kernels.blocks import block_product, block_tile
 from paceline.models.cuda_executor.kernels.dependent import dependent, let_next_begin, wait_for_inputs
-from paceline.models.cuda_executor.kernels.entries import acted
+from paceline.models.cuda_executor.kernels.tiles import (
+    GATES,
+    MANY_OUTPUTS,
+    NARROW,
+    Tile,
+    inputs_at,
+    times,
+    write_outputs,
+)
 
-NARROW = 16
-"""Rows of a tile, the minimum for tensor cores: up to this number, a product takes as long as one of a single row."""
+Weights = Tensor | BlockMatrix
+"""A matrix [outputs, inputs]."""
 _PROGRAMS = 128
 """Number of programs that keep a large device busy."""
-_MANY_OUTPUTS = 8192
 _MOST_PARTS = 5
 """Most parts; more take longer to add up than they save."""
 _COLUMNS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Tiling of a product.
-
-    Attributes:
-        outputs, inputs: size of a tile.
-        stages: pipeline stages, i.e. tiles that are loaded ahead.
-        warps: warps of a program.
-        parts: parts of the inner dimension.
-        reads_early: whether weights of the first tile are read before the input rows are ready.
-        lets_early: whether the next kernel may begin as soon as the input rows are ready, rather than after the sum:
-            for products that leave it room.
-    """
-
-    outputs: int
-    inputs: int
-    stages: int
-    warps: int
-    parts: int = 1
-    reads_early: bool = False
-    lets_early: bool = False
-
-    def covers(self, outputs: int, inputs: int) -> bool:
-        """Whether tiles cover outputs and inputs exactly, and every part has a first tile where that is read early."""
-        number, over = divmod(inputs, self.inputs)
-        in_last = number - (self.parts - 1) * -(-number // self.parts)
-        return not over and outputs % self.outputs == 0 and in_last >= self.reads_early
-
-    def options(self) -> dict[str, Any]:
-        """Compile-time arguments and options of a launch."""
-        return {
-            "SWAPS": self.outputs >= 64, "BLOCK_M": NARROW, "BLOCK_N": self.outputs, "BLOCK_K": self.inputs,
-            "PARTS": self.parts, "READS_EARLY": self.reads_early, "LETS_EARLY": self.lets_early,
-            "num_stages": self.stages, "num_warps": self.warps,
-        }  # fmt: skip
-
-
-@triton.jit
-def _times(weights, values, summed, SWAPS: tl.constexpr):
-    """summed + weights [outputs, inner] values [rows, inner]^T, or its transpose."""
-    if SWAPS:
-        summed = tl.dot(weights, values.T, summed, input_precision="ieee")
-    else:
-        summed = tl.dot(values, weights.T, summed, input_precision="ieee")
-    return summed
 
 
 @triton.jit
@@ -92,19 +53,9 @@ def _weights(own, at, end, in_outputs, EVEN: tl.constexpr):
     return found
 
 
-@triton.jit
-def _values(from_row, at, end, in_rows, EVEN: tl.constexpr):
-    """[rows, inner] inputs `at` of the rows at `from_row`; 0 from `end` on."""
-    if EVEN:
-        found = tl.load(from_row + at[None, :], mask=in_rows[:, None], other=0.0)
-    else:
-        found = tl.load(from_row + at[None, :], mask=in_rows[:, None] & (at < end)[None, :], other=0.0)
-    return found
-
-
 @triton.jit(do_not_specialize=["num_rows"])
 def _product(
-    x, weight, bias, out, num_rows, num_outputs, num_inputs,
+    x, weight, bias, out, num_rows, num_outputs, num_inputs, out_columns,
     HAS_BIAS: tl.constexpr, GATE: tl.constexpr, EVEN: tl.constexpr, WAITS: tl.constexpr, SWAPS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
     READS_EARLY: tl.constexpr, LETS_EARLY: tl.constexpr,
@@ -133,29 +84,23 @@ def _product(
     second = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
     from_row = x + row.to(tl.int64)[:, None] * num_inputs
     if READS_EARLY:
-        values = _values(from_row, begin + inner, end, in_rows, EVEN)
-        summed = _times(early, values, summed, SWAPS)
+        values = inputs_at(from_row, begin + inner, end, in_rows, EVEN)
+        summed = times(early, values, summed, SWAPS)
         if GATE > 0:
-            second = _times(early_second, values, second, SWAPS)
+            second = times(early_second, values, second, SWAPS)
         begin += BLOCK_K
     for start in range(begin, end, BLOCK_K):
         at = start + inner
-        values = _values(from_row, at, end, in_rows, EVEN)
-        summed = _times(_weights(own, at, end, in_outputs, EVEN), values, summed, SWAPS)
+        values = inputs_at(from_row, at, end, in_rows, EVEN)
+        summed = times(_weights(own, at, end, in_outputs, EVEN), values, summed, SWAPS)
         if GATE > 0:
-            second = _times(_weights(other, at, end, in_outputs, EVEN), values, second, SWAPS)
+            second = times(_weights(other, at, end, in_outputs, EVEN), values, second, SWAPS)
     if not LETS_EARLY:
         let_next_begin(WAITS)
-    if SWAPS:
-        summed, second = summed.T, second.T
-    if HAS_BIAS:
-        summed += tl.load(bias + output, mask=in_outputs, other=0.0).to(tl.float32)[None, :]
-        if GATE > 0:
-            second += tl.load(bias + num_outputs + output, mask=in_outputs, other=0.0).to(tl.float32)[None, :]
-    if GATE > 0:
-        summed = acted(summed, GATE == 1) * second
-    to = (part.to(tl.int64) * num_rows + row)[:, None] * num_outputs + output[None, :]
-    tl.store(out + to, summed.to(out.dtype.element_ty), mask=in_rows[:, None] & in_outputs[None, :])
+    write_outputs(
+        summed, second, bias, out, part, row, output, in_rows, in_outputs, num_rows, num_outputs, out_columns,
+        HAS_BIAS, GATE, SWAPS,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -170,7 +115,7 @@ def _row_mean(x, out, num_columns, BLOCK: tl.constexpr):
 
 
 def product(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gate: str | None = None, out: Tensor | None = None
+    x: Tensor, weight: Weights, bias: Tensor | None = None, *, gate: str | None = None, out: Tensor | None = None
 ) -> Tensor:
     """[M, outputs] in the format of x, or in `out`: x [M, inputs] times weight [outputs, inputs] plus bias [outputs].
 
@@ -178,28 +123,45 @@ def product(
         gate: ``silu`` or ``gelu``: `weight` and `bias` have first all gates, then all that these multiply.
         out: [M, outputs] contiguous, of any format.
     """
-    outputs = len(weight) // (1 if gate is None else 2)
+    outputs, inputs = weight.shape[0] // (1 if gate is None else 2), weight.shape[1]
     out = torch.empty(len(x), outputs, device=x.device, dtype=x.dtype) if out is None else out
-    _launch(x, weight, bias, gate, tile_of(outputs, x.shape[1], weight.itemsize, gate is not None), out)
+    if isinstance(weight, BlockMatrix):
+        block_product(x, weight, bias, gate, block_tile(outputs, inputs, is_gated=gate is not None), out)
+    else:
+        _launch(x, weight, bias, gate, tile_of(outputs, inputs, weight.itemsize, gate is not None), out)
     return out
 
 
-def partials(x: Tensor, weight: Tensor) -> Tensor:
-    """[parts, M, outputs] float32, whose sum over parts, in order, is x [M, inputs] times weight [outputs, inputs]."""
-    tile = tile_in_parts(len(weight), x.shape[1], weight.itemsize)
-    out = torch.empty(tile.parts, len(x), len(weight), device=x.device, dtype=torch.float32)
-    _launch(x, weight, None, None, tile, out)
+def partials(x: Tensor, *weights: Weights) -> Tensor:
+    """[parts, M, outputs] float32, whose sum over parts, in order, is x [M, inputs] times weights [outputs, inputs].
+
+    Args:
+        weights: one matrix, or several whose outputs follow each other.
+    """
+    sizes, inputs = [weight.shape[0] for weight in weights], x.shape[1]
+    tiles = [
+        block_tile(sum(sizes), inputs, in_parts=True) if isinstance(weight, BlockMatrix)
+        else tile_in_parts(sum(sizes), inputs, weight.itemsize)
+        for weight in weights
+    ]  # fmt: skip
+    out = torch.empty(tiles[0].parts, len(x), sum(sizes), device=x.device, dtype=torch.float32)
+    for weight, tile, own in zip(weights, tiles, out.split(sizes, dim=-1), strict=True):
+        if isinstance(weight, BlockMatrix):
+            block_product(x, weight, None, None, replace(tile, parts=len(out)), own)
+        else:
+            _launch(x, weight, None, None, replace(tile, parts=len(out)), own)
     return out
 
 
 def _launch(x: Tensor, weight: Tensor, bias: Tensor | None, gate: str | None, tile: Tile, out: Tensor) -> None:
+    """Run the kernel; `out` [M, outputs], or [parts, M, outputs], may be columns of wider lines."""
     rows, inputs = x.shape
     outputs = len(weight) // (1 if gate is None else 2)
     if rows:
         _product[(triton.cdiv(rows, NARROW), triton.cdiv(outputs, tile.outputs), tile.parts)](
-            x.contiguous(), weight, weight if bias is None else bias, out, rows, outputs, inputs,
-            HAS_BIAS=bias is not None, GATE={None: 0, "silu": 1, "gelu": 2}[gate], EVEN=tile.covers(outputs, inputs),
-            **tile.options(), **dependent(x.device),
+            x.contiguous(), weight, weight if bias is None else bias, out, rows, outputs, inputs, out.stride(-2),
+            HAS_BIAS=bias is not None, GATE=GATES[gate], EVEN=tile.covers(outputs, inputs),
+            READS_EARLY=tile.reads_early, **tile.options(), **dependent(x.device),
         )  # fmt: skip
 
 
@@ -210,7 +172,7 @@ def tile_of(outputs: int, inputs: int, itemsize: int, is_gated: bool) -> Tile:
         return Tile(32, min(64, most), 2, 4)
     if is_gated:
         return Tile(32, min(128, most), 3, 4, reads_early=True)
-    if outputs >= _MANY_OUTPUTS:
+    if outputs >= MANY_OUTPUTS:
         return Tile(64, min(128, most), 4, 4)
     return Tile(16, min(256, most), 4, 2)
 
