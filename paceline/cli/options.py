@@ -96,7 +96,9 @@ Dtype = Annotated[
         help="Weights: auto, bfloat16, float16, float32, int8, w8a8 (activations too), or gguf (a file's own blocks).",
     ),
 ]
-Threads = Annotated[int | None, option(MACHINE, "--threads", help="Threads of a pass; default all physical cores.")]
+Threads = Annotated[
+    int | None, option(MACHINE, "--threads", min=1, help="Threads of a pass; default all physical cores.")
+]
 TensorParallel = Annotated[
     int, option(MACHINE, "--tensor-parallel-size", help="Processes that share every layer (torch executor).")
 ]
