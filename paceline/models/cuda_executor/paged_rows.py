@@ -7,6 +7,7 @@ for later keys the slot itself, at index `first_branch + j - natural`. Rows of o
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -85,20 +86,17 @@ def pack(rows: Rows, num_rows: int, spare_slot: int, tile_size: int, out: np.nda
 
 def pack_lines(rows: Rows, spare_slot: int, tile_size: int, lines: np.ndarray) -> None:
     """Write the numbers of `rows` to `lines` [fields, num_rows], zeros for padded ones; arguments as of `pack`."""
-    size = len(rows.token_ids)
-    lines[:] = 0
-    line = dict(zip(FIELDS, lines, strict=True))
-    line["slots"][size:] = spare_slot
-    for name, values in (("token_ids", rows.token_ids), ("positions", rows.positions), ("slots", rows.slots),
-                         ("natural", rows.natural_lengths), ("lengths", rows.lengths)):  # fmt: skip
-        line[name][:size] = values
-    tables, branches = rows.page_tables, rows.branch_slots
-    line["first_page"][:size] = rows.segments * tables.shape[1]
-    line["first_branch"][:size] = tables.size + np.arange(size) * branches.shape[1]
-    line["logit_rows"][: len(rows.logit_rows)] = rows.logit_rows
+    size, tables = len(rows.token_ids), rows.page_tables
+    first_branch = tables.size + np.arange(size) * rows.branch_slots.shape[1]
     first, sizes = tiles(rows, tile_size)
-    line["tile_rows"][: len(first)] = first
-    line["tile_sizes"][: len(first)] = sizes
+    lines[:] = 0
+    lines[FIELDS.index("slots"), size:] = spare_slot
+    in_order_of_fields = (
+        rows.token_ids, rows.positions, rows.slots, rows.segments * tables.shape[1], rows.natural_lengths, rows.lengths,
+        first_branch, rows.logit_rows, first, sizes,
+    )  # fmt: skip
+    for line, values in zip(lines, in_order_of_fields, strict=True):
+        line[: len(values)] = values
 
 
 def pack_flat(rows: Rows, flat: np.ndarray) -> None:
@@ -130,16 +128,16 @@ def levels_below(rows: Rows, num_levels: int) -> list[Rows]:
 def tiles(rows: Rows, tile_size: int) -> tuple[np.ndarray, np.ndarray]:
     """(first row [t], number of rows [t]) of the tiles, at most `tile_size` rows each, all rows in one of them."""
     size = len(rows.token_ids)
-    begins = np.ones(size, bool)
-    begins[1:] = rows.segments[1:] != rows.segments[:-1]
-    if tile_size == 1 or begins.all():
+    if tile_size == 1:
         return np.arange(size), np.ones(size, np.int32)
-    in_pages = rows.natural_lengths == rows.lengths
-    begins[1:] |= ~in_pages[1:] | ~in_pages[:-1]
-    numbers = np.arange(size)
-    since = numbers - np.maximum.accumulate(np.where(begins, numbers, 0))
-    first = np.flatnonzero(since % tile_size == 0)
-    return first, np.diff(first, append=size)
+    joins = rows.segments[1:] == rows.segments[:-1]
+    if rows.branch_slots.size:
+        in_pages = rows.natural_lengths == rows.lengths
+        joins &= in_pages[1:] & in_pages[:-1]
+    runs = [0, *(np.flatnonzero(~joins) + 1).tolist(), size]
+    edges = [at for start, end in pairwise(runs) for at in range(start, end, tile_size)]
+    edges = np.array([*edges, size], np.int32)
+    return edges[:-1], edges[1:] - edges[:-1]
 
 
 def num_splits(rows: Rows) -> int:
