@@ -316,7 +316,7 @@ class Engine:
             kept = slice(len(nodes)) if nodes[-1] == len(nodes) - 1 else nodes  # of a chain nothing is copied
             result.taps = {tap: states[kept] for tap, states in scores.taps.items()}
         if len(tree):
-            result.num_draft_tokens, result.depth = len(tree), max(tree.depths)
+            result.num_draft_tokens, result.depth = len(tree), tree.depth
             result.tokens, result.parents = tree.tokens, tree.parents
             result.promised = sum(tree.chances or ())
             result.rejected, result.num_refused = verdict.kind == "recovered", verdict.num_rejected
