@@ -130,11 +130,11 @@ def tiles(rows: Rows, tile_size: int) -> tuple[np.ndarray, np.ndarray]:
     size = len(rows.token_ids)
     if tile_size == 1:
         return np.arange(size), np.ones(size, np.int32)
-    joins = rows.segments[1:] == rows.segments[:-1]
+    begins = rows.segments[1:] != rows.segments[:-1]
     if rows.branch_slots.size:
-        in_pages = rows.natural_lengths == rows.lengths
-        joins &= in_pages[1:] & in_pages[:-1]
-    runs = [0, *(np.flatnonzero(~joins) + 1).tolist(), size]
+        is_apart = rows.natural_lengths != rows.lengths
+        begins |= is_apart[1:] | is_apart[:-1]
+    runs = [0, *(begins.nonzero()[0] + 1).tolist(), size]
     edges = [at for start, end in pairwise(runs) for at in range(start, end, tile_size)]
     edges = np.array([*edges, size], np.int32)
     return edges[:-1], edges[1:] - edges[:-1]
