@@ -162,7 +162,7 @@ class EngineMetrics:
         rows["prefill"] += step.num_prefill_rows
         rows["decode"] += step.num_decodes
         rows["draft"] += step.num_draft_tokens
-        gaps: Counter[float] = Counter()  # requests that run together mostly have equal gaps
+        gaps: dict[float, int] = {}  # requests that run together mostly have equal gaps
         for outcome in step.requests:
             count = outcome.num_new
             if not count:
@@ -172,7 +172,7 @@ class EngineMetrics:
             if not outcome.finished:
                 self._last_token_times[outcome.request_id] = now
             if last is not None:
-                gaps[now - last] += 1
+                gaps[now - last] = gaps.get(now - last, 0) + 1
             if outcome.num_draft_tokens:
                 self.spec_decode_num_draft_tokens += outcome.num_draft_tokens
                 self.accepted_per_draft[outcome.num_accepted] += 1

@@ -300,14 +300,21 @@ class StreamDecoder:
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_token_ids if skip_special else frozenset()
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._incomplete = b""
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes; empty while a character still lacks bytes."""
         if token_id in self._skipped:
             return ""
-        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        return self._decoded(self._tokenizer.token_bytes(token_id))
 
     def flush(self) -> str:
         """The rest at the end of the sequence: U+FFFD for an incomplete character, else nothing."""
-        return self._decoder.decode(b"", final=True)
+        return self._decoded(b"", is_last=True)
+
+    def _decoded(self, data: bytes, is_last: bool = False) -> str:
+        """The whole characters of the bytes so far; the bytes of an incomplete one are kept unless `is_last`."""
+        data = self._incomplete + data
+        text, num_used = codecs.utf_8_decode(data, "replace", is_last)
+        self._incomplete = data[num_used:]
+        return text
