@@ -310,7 +310,7 @@ class Engine:
             live.scores.read(tree, verdict, scores.logits)
         if verdict.path:
             settle(self.cache, grant, verdict)
-        result.token_ids = (*(tree.tokens[node] for node in verdict.path), verdict.token)
+        result.token_ids = (*[tree.tokens[node] for node in verdict.path], verdict.token)
         if scores.taps and grant.is_decode:
             nodes = [0, *(node + 1 for node in verdict.path)]
             kept = slice(len(nodes)) if nodes[-1] == len(nodes) - 1 else nodes  # of a chain nothing is copied

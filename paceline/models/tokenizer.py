@@ -306,15 +306,12 @@ class StreamDecoder:
         """The text that `token_id` completes; empty while a character still lacks bytes."""
         if token_id in self._skipped:
             return ""
-        return self._decoded(self._tokenizer.token_bytes(token_id))
+        data = self._incomplete + self._tokenizer.token_bytes(token_id)
+        text, num_used = codecs.utf_8_decode(data, "replace")
+        self._incomplete = data[num_used:]
+        return text
 
     def flush(self) -> str:
         """The rest at the end of the sequence: U+FFFD for an incomplete character, else nothing."""
-        return self._decoded(b"", is_last=True)
-
-    def _decoded(self, data: bytes, is_last: bool = False) -> str:
-        """The whole characters of the bytes so far; the bytes of an incomplete one are kept unless `is_last`."""
-        data = self._incomplete + data
-        text, num_used = codecs.utf_8_decode(data, "replace", is_last)
-        self._incomplete = data[num_used:]
-        return text
+        rest, self._incomplete = self._incomplete, b""
+        return rest.decode("utf-8", "replace")
