@@ -157,7 +157,9 @@ class EngineMetrics:
         """Count one step, whose tokens were committed at time `now` and which preempted `num_preempted` requests."""
         self.num_passes += 1
         self.num_preemptions += num_preempted
-        self.iteration_tokens_total.observe(step.num_prefill_rows + step.num_tokens)
+        num_tokens = step.num_tokens
+        self.generation_tokens += num_tokens
+        self.iteration_tokens_total.observe(step.num_prefill_rows + num_tokens)
         rows = self.rows
         rows["prefill"] += step.num_prefill_rows
         rows["decode"] += step.num_decodes
@@ -167,7 +169,6 @@ class EngineMetrics:
             count = outcome.num_new
             if not count:
                 continue
-            self.generation_tokens += count
             last = self._last_token_times.pop(outcome.request_id, None)
             if not outcome.finished:
                 self._last_token_times[outcome.request_id] = now
