@@ -9,7 +9,6 @@ available without a pass. Not the place for tree shapes (`trees/`) or page bookk
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Protocol, cast
 
 import numpy as np
@@ -157,7 +156,7 @@ class DraftRunner:
             part, guess = self._committed_part(kept, growth.context.token_ids, "last"), self._guess(growth)
             if not guess or len(part.tokens) > _FEW:
                 return part
-            return replace(part, tokens=[*part.tokens, *guess], logits="all")
+            return part._replace(tokens=[*part.tokens, *guess], logits="all")
         num_computed = len(kept.row_tokens)
         for node in nodes:
             parent = growth.parents[node]

@@ -225,7 +225,7 @@ class Hybrid:
     ) -> None:
         """Learn the cost of a draft, unless one of the texts needed a prefill."""
         unread = max(len(context.token_ids) - request.num_read.get(child, 0) for context, request, _ in work)
-        depths = [max(tree.depths) for tree in trees if len(tree)]
+        depths = [tree.depth for tree in trees if len(tree)]
         if depths and unread <= _IN_A_ROW:
             context = work[0][0].batch.mean_context
             self._children[child].learn_price(max(depths), len(depths), seconds, context)
@@ -321,7 +321,7 @@ class Hybrid:
         if not len(drawn):
             return free.kept
         if drawn.chances is not None and self._unite:
-            tree, levels = by_chance(drawn, drawing.chances, free.tree, free.chances), max(drawn.depths)
+            tree, levels = by_chance(drawn, drawing.chances, free.tree, free.chances), drawn.depth
             spent = step.of[drawing.child][levels] - step.rows[levels]
             return tree.prune(step.best_nodes(tree.chances or (), spent).size)
         if not len(plan.beside) or drawn.draw == "without_replacement":

@@ -62,5 +62,5 @@ class TrackRecord:
         if self._of_all is not None:
             self._of_all.learn(len(tree), num_kept, refused, memory=ENGINE_MEMORY)
         if tree.chances:
-            seen = num_kept / max(tree.depths) if goes_on and not refused else 1.0  # how much of it could be judged
+            seen = num_kept / tree.depth if goes_on and not refused else 1.0  # how much of it could be judged
             self.estimates.learn(sum(tree.chances) * seen, num_kept)

@@ -51,9 +51,12 @@ class Drafting:
 
     def propose(self, plan: StepPlan, live: dict[str, LiveSample]) -> dict[str, TokenTree]:
         """Draft trees, possibly empty, by request id, for the requests that were granted a draft budget."""
-        own = {grant.request.request_id: self._own(grant, live) for grant in plan.grants if grant.draft_budget}
-        self.own = {request_id: TokenTree.chain(tokens) for request_id, tokens in own.items() if tokens}
-        grants = [grant for grant in plan.grants if grant.draft_budget and grant.request.request_id not in self.own]
+        grants = [grant for grant in plan.grants if grant.draft_budget]
+        self.own = {
+            grant.request.request_id: TokenTree.chain(tokens) for grant in grants if (tokens := self._own(grant, live))
+        }
+        if self.own:
+            grants = [grant for grant in grants if grant.request.request_id not in self.own]
         if not grants:
             return dict(self.own)
         batch, speculation = plan.batch, self._speculation

@@ -70,12 +70,12 @@ def score(
         _questions(grant, live[grant.request.request_id], tree, size)
         for grant, tree, size in zip(grants, drafts, sizes, strict=True)
     ]
-    flat = [q for own, size in zip(asked, sizes, strict=True) for q in (own or [None] * size)]
-    drawn, answers = cast(DrawsLaws, model).forward_drawn(rows, cache, taps, flat), []
-    given = iter(drawn.answers)
+    flat = [q for own, size in zip(asked, sizes, strict=True) for q in own or [None] * size]
+    drawn = cast(DrawsLaws, model).forward_drawn(rows, cache, taps, flat)
+    answers, row = [], 0
     for own, size in zip(asked, sizes, strict=True):
-        found = [next(given) for _ in range(size)]
-        answers.append(found if own else None)
+        answers.append(drawn.answers[row : row + size] if own else None)
+        row += size
     return _shares(grants, parts, sizes, answers, drawn.logits, drawn.taps)
 
 

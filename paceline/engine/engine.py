@@ -310,13 +310,13 @@ class Engine:
             live.scores.read(tree, verdict, scores.logits)
         if verdict.path:
             settle(self.cache, grant, verdict)
-        result.token_ids = (*(tree.tokens[node] for node in verdict.path), verdict.token)
+        result.token_ids = (*[tree.tokens[node] for node in verdict.path], verdict.token)
         if scores.taps and grant.is_decode:
             nodes = [0, *(node + 1 for node in verdict.path)]
             kept = slice(len(nodes)) if nodes[-1] == len(nodes) - 1 else nodes  # of a chain nothing is copied
             result.taps = {tap: states[kept] for tap, states in scores.taps.items()}
         if len(tree):
-            result.num_draft_tokens, result.depth = len(tree), max(tree.depths)
+            result.num_draft_tokens, result.depth = len(tree), tree.depth
             result.tokens, result.parents = tree.tokens, tree.parents
             result.promised = sum(tree.chances or ())
             result.rejected, result.num_refused = verdict.kind == "recovered", verdict.num_rejected

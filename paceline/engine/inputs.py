@@ -61,7 +61,9 @@ def draft_context(live: LiveSample, grant: Grant, batch: BatchStats, speculation
 
 
 def settle(cache: KVCache, grant: Grant, verdict: Verdict) -> None:
-    """Move the keys and values of an accepted path to the slots of its positions."""
+    """Move the keys and values of an accepted path to the slots of its positions; those of a chain are there."""
+    if verdict.path[-1] == len(verdict.path) - 1:
+        return
     rows = [0, *(node + 1 for node in verdict.path)]
     sources, destinations = compaction(grant.request.page_table, grant.start, rows)
     if sources:

@@ -210,7 +210,7 @@ class LiveSample:
             pieces[-1] += self.text.finish()
         self.provenance += provenance
         scores = self.scores.commit(len(token_ids))
-        return tuple(TokenOutput(*each) for each in zip(token_ids, pieces, provenance, scores, strict=True))
+        return tuple([TokenOutput(*each) for each in zip(token_ids, pieces, provenance, scores, strict=True)])
 
     def completion(self, reason: FinishReason) -> CompletionOutput:
         """The finished sample; a failed one has the text and tokens from before its error.

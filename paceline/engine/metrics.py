@@ -157,22 +157,23 @@ class EngineMetrics:
         """Count one step, whose tokens were committed at time `now` and which preempted `num_preempted` requests."""
         self.num_passes += 1
         self.num_preemptions += num_preempted
-        self.iteration_tokens_total.observe(step.num_prefill_rows + step.num_tokens)
+        num_tokens = step.num_tokens
+        self.generation_tokens += num_tokens
+        self.iteration_tokens_total.observe(step.num_prefill_rows + num_tokens)
         rows = self.rows
         rows["prefill"] += step.num_prefill_rows
         rows["decode"] += step.num_decodes
         rows["draft"] += step.num_draft_tokens
-        gaps: Counter[float] = Counter()  # requests that run together mostly have equal gaps
+        gaps: dict[float, int] = {}  # requests that run together mostly have equal gaps
         for outcome in step.requests:
             count = outcome.num_new
             if not count:
                 continue
-            self.generation_tokens += count
             last = self._last_token_times.pop(outcome.request_id, None)
             if not outcome.finished:
                 self._last_token_times[outcome.request_id] = now
             if last is not None:
-                gaps[now - last] += 1
+                gaps[now - last] = gaps.get(now - last, 0) + 1
             if outcome.num_draft_tokens:
                 self.spec_decode_num_draft_tokens += outcome.num_draft_tokens
                 self.accepted_per_draft[outcome.num_accepted] += 1

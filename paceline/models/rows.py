@@ -4,8 +4,7 @@ Used by the engine for the target and by drafters that own a model. Knows pages 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -14,8 +13,7 @@ from paceline.models.base import PAGE_SIZE, Rows, slot_of
 Logits = Literal["all", "last", "none"]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """The rows of one segment.
 
     Attributes:
@@ -39,7 +37,7 @@ class Part:
 def build_rows(parts: Sequence[Part]) -> Rows:
     """One flat batch; the rows of part i form segment i, and row j of a part goes to slot start + j of its pages."""
     rows = _all_rows(parts)
-    if not any(part.num_computed for part in parts):
+    if not any([part.num_computed for part in parts]):
         return rows
     return _without(rows, np.concatenate([np.arange(len(part.tokens)) < part.num_computed for part in parts]))
 
@@ -79,6 +77,9 @@ def _all_rows(parts: Sequence[Part]) -> Rows:
             _place_branches(part, first, slots, positions, natural, branches)
         if part.logits != "none":
             asked += range(first if part.logits == "all" else len(tokens) - 1, len(tokens))
+    aside = np.empty((len(tokens), 0), np.int32)
+    if branches:
+        aside = _padded([branches.get(row, ()) for row in range(len(tokens))])
     numbers = np.array((tokens, positions, slots, segments, natural), np.int32)
     return Rows(
         token_ids=numbers[0],
@@ -87,7 +88,7 @@ def _all_rows(parts: Sequence[Part]) -> Rows:
         segments=numbers[3],
         page_tables=_padded([part.pages for part in parts]),
         natural_lengths=numbers[4],
-        branch_slots=_padded([branches.get(row, ()) for row in range(len(tokens))] if branches else [()] * len(tokens)),
+        branch_slots=aside,
         logit_rows=np.array(asked, np.int32),
     )
 

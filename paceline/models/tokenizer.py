@@ -300,14 +300,18 @@ class StreamDecoder:
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_token_ids if skip_special else frozenset()
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._incomplete = b""
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes; empty while a character still lacks bytes."""
         if token_id in self._skipped:
             return ""
-        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        data = self._incomplete + self._tokenizer.token_bytes(token_id)
+        text, num_used = codecs.utf_8_decode(data, "replace")
+        self._incomplete = data[num_used:]
+        return text
 
     def flush(self) -> str:
         """The rest at the end of the sequence: U+FFFD for an incomplete character, else nothing."""
-        return self._decoder.decode(b"", final=True)
+        rest, self._incomplete = self._incomplete, b""
+        return rest.decode("utf-8", "replace")

@@ -2,7 +2,7 @@
 
 A rule reads a target's law in three ways: the probability of a drafted token, the residual law after its rejection, and
 a draw. A `Question` lists, for one row of logits, the drafted tokens to be tried in order, and the noise key of the
-draw after all were rejected. The device answers all rows at once, and the unchanged rules run on `AnsweredLaw`s. Not
+draw after all were rejected. The device answers all rows at once, and the unchanged rules run on `Answer`s. Not
 for computing answers (`models/cuda_executor/laws/`), nor for rules that read more of a law (block verification and the
 lossy ones).
 """
@@ -10,7 +10,7 @@ lossy ones).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple
 
 from paceline.sampling.coupled import verify_coupled, verify_sample_and_match
 from paceline.sampling.edits import Edits
@@ -54,9 +54,8 @@ _LARGEST = Question(0.0, 0.0, 0, 1.0, None, 0)
 """The question for the argmax of the unedited logits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to a `Question`.
+class Answer(NamedTuple):
+    """The answer to a `Question`; its methods are the part of the `Law` interface that the exact rules use.
 
     Attributes:
         pick: the token drawn.
@@ -71,20 +70,13 @@ class Answer:
     best: int
     argmax: int
 
-
-class AnsweredLaw:
-    """The part of the `Law` interface that the exact rules use, over precomputed answers."""
-
-    def __init__(self, pick: int, chances: Sequence[float]) -> None:
-        self.pick, self._chances = pick, chances
-
     def prob(self, token: int) -> float:
         """Probability of the next trial's token; `token` must be that token."""
-        return self._chances[0]
+        return self.chances[0]
 
-    def residual(self, draft: Law) -> "AnsweredLaw":
+    def residual(self, draft: Law) -> "Answer":
         """The residual law after the rejection of the next trial, which was drawn from `draft`."""
-        return AnsweredLaw(self.pick, self._chances[1:])
+        return self._replace(chances=self.chances[1:])
 
 
 class _Picked(CounterRandomness):
@@ -94,7 +86,7 @@ class _Picked(CounterRandomness):
         self.__dict__.update(randomness.__dict__)
 
     def draw(self, law: Any, position: int, purpose: Purpose, node: int = ROOT) -> int:
-        """The pick of an `AnsweredLaw`."""
+        """The pick of an `Answer`."""
         return law.pick
 
 
@@ -143,10 +135,10 @@ def verify_answered(
         InvalidParameter: as `Warper.law`, when a row that the rule reads has no law.
     """
 
-    def target(node: int) -> Law:
+    def target(node: int) -> Any:
         answer = answers[node + 1]
         check_peak(answer.peak, answer.best)
-        return cast(Law, AnsweredLaw(answer.pick, answer.chances))
+        return answer
 
     return verifier(tree, target, _Picked(randomness), position)
 

@@ -58,11 +58,12 @@ def _follow_the_target(tree: TokenTree, target: TargetLaws, randomness: Randomne
     while True:
         token = randomness.draw(target(node), position, "target", ROOT)
         children = tree.children(node)
-        matches = [child for child in children if tree.tokens[child] == token]
-        if not matches:
+        carried = [tree.tokens[child] for child in children]
+        if token not in carried:
             break
-        node = matches[0]
-        num_rejected += children.index(node)
+        place = carried.index(token)
+        node = children[place]
+        num_rejected += place
         path.append(node)
         position += 1
     if not children:

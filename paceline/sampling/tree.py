@@ -7,6 +7,7 @@ choice of a tree's shape (the drafters).
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from paceline.errors import InvalidParameter
@@ -35,6 +36,7 @@ class TokenTree:
             ``one_hot``.
         chances: n acceptance probabilities in [0, 1] as estimated by the drafter, with nodes in descending order of
             them; None without estimates. Only for deterministic proposals. Verification never reads them.
+        is_chain: no node has a sibling; the empty tree is a chain.
 
     Raises:
         InvalidParameter: the fields do not describe a tree; siblings that were not drawn independently repeat a token;
@@ -47,17 +49,19 @@ class TokenTree:
     draft_laws: tuple[Law, ...] | None = None
     draft_rows: tuple[int, ...] | None = None
     chances: tuple[float, ...] | None = None
+    is_chain: bool = field(init=False, repr=False)
     _children: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _check_shape(self)
+        parents, children = _chain(len(self.tokens))
+        object.__setattr__(self, "is_chain", tuple(self.parents) == parents)
+        if not self.is_chain:
+            _check_shape(self)
+            children = _children_of(self.parents)
+        object.__setattr__(self, "_children", children)
         _check_laws(self)
         _check_chances(self)
-        children: list[list[int]] = [[] for _ in range(len(self.tokens) + 1)]
-        for node, parent in enumerate(self.parents):
-            children[parent + 1].append(node)
-        object.__setattr__(self, "_children", tuple(map(tuple, children)))
-        if self.draw != "iid":
+        if not (self.is_chain or self.draw == "iid"):
             _check_distinct(self)
 
     def __len__(self) -> int:
@@ -74,7 +78,7 @@ class TokenTree:
             chances: acceptance probabilities of a deterministic chain; ignored with `draft_laws`.
         """
         n = len(tokens)
-        parents = tuple(range(-1, n - 1))
+        parents, _ = _chain(n)
         if draft_laws is None:
             return cls(tuple(tokens), parents, chances=chances)
         return cls(tuple(tokens), parents, "iid", tuple(draft_laws), tuple(range(n)))
@@ -96,17 +100,19 @@ class TokenTree:
         return cls(tuple(tokens), tuple(parents))
 
     @property
-    def is_chain(self) -> bool:
-        """True when no node has a sibling; the empty tree is a chain."""
-        return all(parent == node - 1 for node, parent in enumerate(self.parents))
-
-    @property
     def depths(self) -> tuple[int, ...]:
         """n depths; a child of the root has depth 1, so its position is the root's plus 1."""
+        if self.is_chain:
+            return tuple(range(1, len(self) + 1))
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent == ROOT_PARENT else depths[parent] + 1)
         return tuple(depths)
+
+    @property
+    def depth(self) -> int:
+        """The largest of `depths`; 0 for the empty tree."""
+        return len(self) if self.is_chain else max(self.depths)
 
     def children(self, node: int) -> tuple[int, ...]:
         """Children of `node` (ROOT_PARENT for the root) in order of their numbers."""
@@ -203,6 +209,20 @@ class _Union:
             self.parents.append(parent)
             self.laws.append(law)
         return first
+
+
+@lru_cache
+def _chain(num_nodes: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """(parents, children of the root and of each node) of a chain."""
+    return tuple(range(ROOT_PARENT, num_nodes - 1)), (*((node,) for node in range(num_nodes)), ())
+
+
+def _children_of(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Children of the root and of each node."""
+    children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+    for node, parent in enumerate(parents):
+        children[parent + 1].append(node)
+    return tuple(map(tuple, children))
 
 
 def _check_shape(tree: TokenTree) -> None:

@@ -6,8 +6,7 @@ Not the place for rules that trade exactness for length (`lossy.py`) or for the 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from paceline.errors import InvalidParameter
 from paceline.sampling.law import Law
@@ -18,8 +17,7 @@ TargetLaws = Callable[[int], Law]
 """Node number (ROOT for the last committed token) to the target's warped law of the token after it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The result of verifying a draft.
 
     Attributes:

@@ -165,21 +165,23 @@ class StepBuilder:
         prefill_rows = sum([grant.num_prefill_tokens for grant in self._prefills])
         context = sum([request.num_computed for request in decodes]) / max(1, len(decodes))
         batch = BatchStats(len(decodes), prefill_rows, self.rows_left, context)
-        drafting = [request for request in decodes if request.drafts]
-        stats = [request.draft_stats for request in drafting]
-        budgets = length.budgets(stats, batch) if drafting else []
-        if len(drafting) < len(decodes):
-            asked = iter(budgets)
-            budgets = [next(asked) if request.drafts else 0 for request in decodes]
-        budgets = [
-            request.draft_budget(wanted) if request.drafts else 0
-            for request, wanted in zip(decodes, budgets, strict=True)
-        ]
-        grants = self._grants(budgets, branches)
+        grants = self._grants(self._wanted(length, batch), branches)
         if self.config.num_lookahead_slots:
             self._look_ahead()
         copies = tuple(self._copies)
         return StepPlan((*grants, *self._prefills), tuple(self._preempted), batch, copies=copies)
+
+    def _wanted(self, length: LengthPolicy, batch: BatchStats) -> list[int]:
+        """Draft nodes for each decode, before the step reduces them; 0 where a request does not draft."""
+        drafting = [request for request in self._decodes if request.drafts]
+        if not drafting:
+            return [0] * len(self._decodes)
+        budgets = length.budgets([request.draft_stats for request in drafting], batch)
+        wanted = [request.draft_budget(nodes) for request, nodes in zip(drafting, budgets, strict=True)]
+        if len(drafting) == len(self._decodes):
+            return wanted
+        given = iter(wanted)
+        return [next(given) if request.drafts else 0 for request in self._decodes]
 
     def _grants(self, wanted: Sequence[int], branches: bool) -> list[Grant]:
         """A grant for every decode, with a draft budget as far as rows and pages allow."""

@@ -28,6 +28,7 @@ _NEWEST = 0.2
 """Weight of the newest measurement in a `MovingAverage`."""
 _OUTLIER = 2.0
 """Measurements are clipped to this many times the expected value: longer ones were disturbed by another process."""
+_LARGEST_SURPRISE = log(_OUTLIER)
 _SETTLING = 3
 """An average starts as the minimum of this many measurements, because the first include reading weights from disk."""
 _WHOLE_LEVELS = 4
@@ -184,16 +185,16 @@ class LearnedPass:
             level = log(seconds / self.prior(rows, context))
             self._level = level if self._num_passes == 1 else min(level, self._level)
             return
-        surprise = log(seconds / self(rows, context))
-        surprise = min(max(surprise, -log(_OUTLIER)), log(_OUTLIER))
+        surprise = min(max(log(seconds / self(rows, context)), -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
         place = min(log2(rows), len(_KNOTS) - 1)
         self._least, self._most = min(self._least, floor(place)), max(self._most, ceil(place))
-        for knot in range(max(self._least, ceil(place - _REACH)), min(self._most, floor(place + _REACH)) + 1):
+        shape, weights, least, most = self._shape, self._weight, self._least, self._most
+        for knot in range(max(least, ceil(place - _REACH)), min(most, floor(place + _REACH)) + 1):
             weight = 1 - abs(knot - place) / _REACH
-            self._weight[knot] += weight
-            self._shape[knot] += weight * max(_SHAPE, 1 / (1 + self._weight[knot])) * surprise
-        self._shape[: self._least] = [self._shape[self._least]] * self._least
-        self._shape[self._most + 1 :] = [self._shape[self._most]] * (len(_KNOTS) - 1 - self._most)
+            weights[knot] += weight
+            shape[knot] += weight * max(_SHAPE, 1 / (1 + weights[knot])) * surprise
+        shape[:least] = [shape[least]] * least
+        shape[most + 1 :] = [shape[most]] * (len(_KNOTS) - 1 - most)
         self._level += _LEVEL * surprise
 
 

@@ -278,7 +278,7 @@ class BatchStats:
     mean_context: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PrefixStats:
     """Context of a draft in progress: the request's record, the batch, and the granted budget in nodes."""
 

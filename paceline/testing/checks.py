@@ -62,7 +62,7 @@ def check_max_depth(make: Make) -> None:
         return
     for most in (1, 2):
         for name, tree in zip(TEXTS, propose(make(), list(TEXTS), 5, max_depth=most), strict=True):
-            depth = max(tree.depths, default=0)
+            depth = tree.depth
             demand(depth <= most, f"{depth} levels proposed for text {name!r} with a max_depth of {most}")
 
 

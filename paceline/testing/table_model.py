@@ -99,7 +99,7 @@ def _step(model: TableModel, drafter: Drafter, rule: Verifier, context: DraftCon
         picks = np.array([target(node).mode for node in range(ROOT, len(tree))])
     return RequestOutcome(
         context.request_id, [*text, *emitted], len(emitted),
-        num_draft_tokens=len(tree), depth=max(tree.depths, default=0),
+        num_draft_tokens=len(tree), depth=tree.depth,
         tokens=tree.tokens, parents=tree.parents, num_accepted=len(verdict.path), num_refused=verdict.num_rejected,
         level_refused=verdict.kind == "recovered", asked=True, picks=picks,
     )  # fmt: skip

@@ -118,7 +118,7 @@ def test_micro_batches_are_the_same_pass(pair, monkeypatch):
 
 def test_passes_are_whole_where_that_was_asked_for(pair, monkeypatch):
     parts, asked = _parts_counted(monkeypatch), [Part((2, 4, 6, 5), 0, random_tokens(64, seed=n)) for n in range(2)]
-    rows = build_rows([asked[0], replace(asked[1], pages=(0, 1, 3, 7))])
+    rows = build_rows([asked[0], asked[1]._replace(pages=(0, 1, 3, 7))])
     pair.forward(build_rows(asked[:1]))
     pair.parallel.forward(rows, pair.caches[0])
     monkeypatch.setattr(pair.parallel, "microbatch_rows", pair.parallel.microbatch_rows)  # as it was, afterwards

@@ -210,7 +210,7 @@ class Walk:
         self._drafter.observe(
             RequestOutcome(
                 self._name, self._said, len(self._said) - root - 1, num_draft_tokens=len(tree),
-                depth=max(tree.depths, default=0), tokens=tree.tokens, parents=tree.parents, num_accepted=kept,
+                depth=tree.depth, tokens=tree.tokens, parents=tree.parents, num_accepted=kept,
                 num_refused=int(goes_on), level_refused=goes_on, asked=was_asked, in_a_row=self._is_drafting,
                 taps=taps, first_tapped=root, finished=self.is_over,
             )

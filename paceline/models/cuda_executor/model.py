@@ -164,13 +164,13 @@ class CudaModel(TorchModel):
             return DrawnOutput(read_answers(peaks, questions), np.empty((0, self.config.vocab_size), np.float32), {})
         wide = Wide.of(questions, self.config.vocab_size, self._stage.device)
         wanted = [row for row, each in enumerate(questions) if each is None]
-        index = torch.tensor(wanted, device=self._stage.device) if wanted else slice(0)
+        index = torch.tensor(wanted, device=self._stage.device) if wanted else None
         logits, states, peaks = self.launch(rows, cache, taps)
-        answers = answers_of(logits, peaks, wide)
-        table, given, *hidden = self._fetch(
-            answers, logits[index], *(state.float() for state in states.values())
-        ).wait()
-        return DrawnOutput(read_answers(table, questions), given, dict(zip(states, hidden, strict=True)))
+        kept = [] if index is None else [logits[index]]
+        hidden = [state.float() for state in states.values()]
+        table, *copies = self._fetch(answers_of(logits, peaks, wide), *kept, *hidden).wait()
+        given = copies.pop(0) if kept else np.empty((0, self.config.vocab_size), np.float32)
+        return DrawnOutput(read_answers(table, questions), given, dict(zip(states, copies, strict=True)))
 
     @torch.inference_mode()
     def draft_greedy(self, rows: Rows, cache: KVCache, num_tokens: int) -> GreedyDraft:

@@ -7,6 +7,8 @@ for later keys the slot itself, at index `first_branch + j - natural`. Rows of o
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 from paceline.models.base import PAGE_SIZE, Rows
 
 FIELDS: tuple[str, ...] = (
-    "token_ids", "positions", "slots", "first_page", "natural", "lengths", "first_branch", "logit_rows", "tile_rows",
+    "token_ids", "positions", "slots", "natural", "lengths", "first_page", "first_branch", "logit_rows", "tile_rows",
     "tile_sizes",
 )  # fmt: skip
 """The packed array begins with one line of B numbers per field, followed by `flat`."""
@@ -86,19 +88,39 @@ def pack(rows: Rows, num_rows: int, spare_slot: int, tile_size: int, out: np.nda
 def pack_lines(rows: Rows, spare_slot: int, tile_size: int, lines: np.ndarray) -> None:
     """Write the numbers of `rows` to `lines` [fields, num_rows], zeros for padded ones; arguments as of `pack`."""
     size = len(rows.token_ids)
-    lines[:] = 0
-    line = dict(zip(FIELDS, lines, strict=True))
-    line["slots"][size:] = spare_slot
-    for name, values in (("token_ids", rows.token_ids), ("positions", rows.positions), ("slots", rows.slots),
-                         ("natural", rows.natural_lengths), ("lengths", rows.lengths)):  # fmt: skip
-        line[name][:size] = values
-    tables, branches = rows.page_tables, rows.branch_slots
-    line["first_page"][:size] = rows.segments * tables.shape[1]
-    line["first_branch"][:size] = tables.size + np.arange(size) * branches.shape[1]
-    line["logit_rows"][: len(rows.logit_rows)] = rows.logit_rows
-    first, sizes = tiles(rows, tile_size)
-    line["tile_rows"][: len(first)] = first
-    line["tile_sizes"][: len(first)] = sizes
+    moving = rows.token_ids, rows.positions, rows.slots, rows.natural_lengths, rows.lengths
+    lines[: len(moving), size:] = 0
+    lines[FIELDS.index("slots"), size:] = spare_slot
+    for line, values in zip(lines, moving, strict=False):
+        line[:size] = values
+    is_aside = rows.natural_lengths != rows.lengths if rows.branch_slots.size else np.zeros(0, bool)
+    lines[len(moving) :] = _layout(
+        rows.segments.tobytes(), is_aside.tobytes(), rows.logit_rows.tobytes(), rows.page_tables.shape,
+        rows.branch_slots.shape[1], tile_size, lines.shape[1],
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=32)
+def _layout(
+    segments: bytes, is_aside: bytes, logit_rows: bytes, tables: tuple[int, int], width: int, tile_size: int,
+    num_rows: int,
+) -> np.ndarray:  # fmt: skip
+    """[5, num_rows] the lines from `first_page` on, which mostly stay the same from one pass of a request to the next.
+
+    Args:
+        segments, logit_rows: as of `Rows`.
+        is_aside: as of `tiles`.
+        tables: shape of the page tables.
+        width: number of branch slots of each row.
+        tile_size, num_rows: as of `pack`.
+    """
+    numbers, asked = np.frombuffer(segments, np.int32), np.frombuffer(logit_rows, np.int32)
+    first, sizes = tiles(numbers, np.frombuffer(is_aside, bool), tile_size)
+    first_branch = tables[0] * tables[1] + np.arange(len(numbers)) * width
+    lines = np.zeros((5, num_rows), np.int32)
+    for line, values in zip(lines, (numbers * tables[1], first_branch, asked, first, sizes), strict=True):
+        line[: len(values)] = values
+    return lines
 
 
 def pack_flat(rows: Rows, flat: np.ndarray) -> None:
@@ -127,19 +149,23 @@ def levels_below(rows: Rows, num_levels: int) -> list[Rows]:
     return levels
 
 
-def tiles(rows: Rows, tile_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(first row [t], number of rows [t]) of the tiles, at most `tile_size` rows each, all rows in one of them."""
-    size = len(rows.token_ids)
-    begins = np.ones(size, bool)
-    begins[1:] = rows.segments[1:] != rows.segments[:-1]
-    if tile_size == 1 or begins.all():
+def tiles(segments: np.ndarray, is_aside: np.ndarray, tile_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(first row [t], number of rows [t]) of the tiles, at most `tile_size` rows each, all rows in one of them.
+
+    Args:
+        segments: [M] as of `Rows`.
+        is_aside: [M] whether the row has branch slots; empty when none has.
+    """
+    size = len(segments)
+    if tile_size == 1:
         return np.arange(size), np.ones(size, np.int32)
-    in_pages = rows.natural_lengths == rows.lengths
-    begins[1:] |= ~in_pages[1:] | ~in_pages[:-1]
-    numbers = np.arange(size)
-    since = numbers - np.maximum.accumulate(np.where(begins, numbers, 0))
-    first = np.flatnonzero(since % tile_size == 0)
-    return first, np.diff(first, append=size)
+    begins = segments[1:] != segments[:-1]
+    if len(is_aside):
+        begins |= is_aside[1:] | is_aside[:-1]
+    runs = [0, *(begins.nonzero()[0] + 1).tolist(), size]
+    edges = [at for start, end in pairwise(runs) for at in range(start, end, tile_size)]
+    edges = np.array([*edges, size], np.int32)
+    return edges[:-1], edges[1:] - edges[:-1]
 
 
 def num_splits(rows: Rows) -> int:

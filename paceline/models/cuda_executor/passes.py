@@ -111,7 +111,7 @@ class Passes:
                 placed = self._staging.place_apart(rows, *how)
                 return compute(placed, asked, [torch.from_numpy(one).to(self.device) for one in fed])
             placed = self._staging.place(rows, *how)
-            key = _key(rows, name)
+            key = _key(rows, name, how[-1])
             *_, bucket, count, _ = key
             return self._replay(
                 cache, key, lambda static: compute(placed, count, static), [torch.from_numpy(one) for one in fed],
@@ -128,7 +128,7 @@ class Passes:
         Recording executes the pass more than once; a pass that reads results of the previous pass from the device
         would then read its own.
         """
-        return self.fits(rows) and _key(rows, name) in cache.graphs
+        return self.fits(rows) and _key(rows, name, num_splits(rows)) in cache.graphs
 
     def _count(self, cache: CudaKVCache) -> None:
         cache.changes += 1
@@ -206,10 +206,10 @@ class Passes:
         return recorded
 
 
-def _key(rows: Rows, name: tuple) -> tuple:
+def _key(rows: Rows, name: tuple, splits: int) -> tuple:
     """Key of the graph of a pass over `rows`: (*name, bucket of rows, of logit rows, number of splits)."""
     bucket = cast(int, bucket_of(len(rows.token_ids)))
-    return (*name, bucket, asked_bucket(len(rows.logit_rows), bucket), num_splits(rows))
+    return (*name, bucket, asked_bucket(len(rows.logit_rows), bucket), splits)
 
 
 def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -46,6 +46,7 @@ class Staging:
         self._capacity = LARGEST * (len(FIELDS) + _MOST_ASIDE) + _MOST_SEGMENTS * pages
         self._device, self._is_cuda = device, device.type == "cuda"
         self._host = torch.empty(self._capacity, dtype=torch.int32, pin_memory=self._is_cuda)
+        self._buffer = self._host.numpy()
         self._static = torch.zeros(self._capacity, dtype=torch.int32, device=device)
         self._copied = torch.cuda.Event() if self._is_cuda else None
         self._views: dict[tuple[int, int], PagedRows] = {}
@@ -98,7 +99,7 @@ class Staging:
         """The host buffer, after waiting for its latest copy to complete."""
         if self._copied is not None:
             self._copied.synchronize()
-        return self._host.numpy()
+        return self._buffer
 
     def _send(self, size: int) -> None:
         self._static[:size].copy_(self._host[:size], non_blocking=True)

@@ -256,13 +256,16 @@ def check_rows(config: ModelConfig, rows: Rows, taps: tuple[int, ...]) -> None:
     Raises:
         InvalidParameter: naming the field and the limit.
     """
-    for field, values, limit in (
-        ("token_ids", rows.token_ids, config.vocab_size),
-        ("positions", rows.positions, config.max_position_embeddings),
-        ("taps", np.array([tap for tap in taps if tap != NORMED]), config.num_hidden_layers + 1),
-    ):
-        if len(values) and not 0 <= (least := values.min()) <= (most := values.max()) < limit:
-            raise InvalidParameter(field, f"{least}..{most} is outside the model", f"stay below {limit}")
+    _check_below("token_ids", rows.token_ids, config.vocab_size)
+    _check_below("positions", rows.positions, config.max_position_embeddings)
+    if taps:
+        _check_below("taps", np.array([tap for tap in taps if tap != NORMED], np.int32), config.num_hidden_layers + 1)
+
+
+def _check_below(field: str, values: np.ndarray, limit: int) -> None:
+    """Refuse int32 `values` below 0 or from `limit` on; without their sign negative ones are the largest."""
+    if len(values) and values.view(np.uint32).max() >= limit:
+        raise InvalidParameter(field, f"{values.min()}..{values.max()} is outside the model", f"stay below {limit}")
 
 
 def usable_device(name: str) -> torch.device:

@@ -27,7 +27,7 @@ def test_padded_rows_see_nothing_and_write_to_the_spare_slot():
 @pytest.mark.parametrize("tile_size", [1, 2, 5])
 def test_tiles_hold_every_row_once_and_never_a_branch_with_others(tile_size):
     rows = mixed_batch()
-    first, sizes = tiles(rows, tile_size)
+    first, sizes = tiles(rows.segments, rows.natural_lengths != rows.lengths, tile_size)
     covered = [row for start, size in zip(first, sizes, strict=True) for row in range(start, start + size)]
     assert covered == list(range(len(rows.token_ids)))
     assert sizes.max() == min(tile_size, 5) or tile_size > 5

@@ -76,7 +76,9 @@ def _answer(line: list[float], question: Question) -> Answer:
     argmax = pick = best = int(line[_ARGMAX])
     if len(line) > _BEST:
         pick, best = int(line[_PICK]), int(line[_BEST])
-    if question.temperature > 0:
+    if not question.trials:
+        chances = ()
+    elif question.temperature > 0:
         chances = tuple(line[_BEST + 1 : _BEST + 1 + len(question.trials)])
     else:
         chances = tuple([float(token == pick) for token, _ in question.trials])
