@@ -121,11 +121,20 @@ def draws(bench: Bench) -> dict[str, Any]:
     warpers = [Warper(SamplingParams(**values)) for values in settings for _ in range(4 if bench.quick else 16)]
     logits = 3 * _random(bench, torch.float32, len(warpers), size)
     questions = [question_about(each, (), noise.key(i, "target", -1)) for i, each in enumerate(warpers)]
-    table = answers_of(logits, peaks_of(logits), Wide.of(questions, size, bench.on)).cpu().numpy()
+    race = None
+    if bench.attention == "triton":
+        from paceline.models.cuda_executor.kernels.races import race
+
+    def answered(asked: Any) -> Any:
+        wide = Wide.of(asked, size, lambda values: torch.from_numpy(values).to(bench.on))
+        kept = logits[: len(asked)]
+        return read_answers(answers_of(kept, peaks_of(kept), wide, race).cpu().numpy(), asked)
+
+    answers = answered(questions[: len(questions) // 2]) + answered(questions)[len(questions) // 2 :]
     on_host = logits.cpu().numpy()
     same = [
         answer is not None and answer.pick == noise.draw(warper.law(row), i, "target")
-        for i, (answer, warper, row) in enumerate(zip(read_answers(table, questions), warpers, on_host, strict=True))
+        for i, (answer, warper, row) in enumerate(zip(answers, warpers, on_host, strict=True))
     ]
     key = noise.key(9, "target", -1)
     ours = exponentials(torch.from_numpy(words([key])).to(bench.on), size)[0].cpu().numpy()

@@ -8,7 +8,7 @@ lossy ones).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -34,6 +34,8 @@ class Question:
         edits: changes of single logits, applied before these.
         key: noise key of the pick; see `CounterRandomness.key`.
         trials: drafted tokens to try in order. Each takes the residual of the law, and the pick is drawn from the last.
+        next_key: noise key of the pick one position on, where the next question will be the same but for it; None where
+            that is not known.
     """
 
     temperature: float
@@ -43,6 +45,20 @@ class Question:
     edits: Edits | None
     key: int
     trials: tuple[Trial, ...] = ()
+    next_key: int | None = None
+
+    @property
+    def law(self) -> tuple[float, float, int, float, int]:
+        """What decides a pick, given the logits, where there are neither edits nor trials."""
+        return self.temperature, self.min_p, self.top_k, self.top_p, self.key
+
+    def following(self) -> "Question | None":
+        """The same question one position on, for a text that grows by one token; None if that is not known."""
+        if self.takes_argmax:
+            return self
+        if self.edits is not None or self.next_key is None:
+            return None
+        return replace(self, key=self.next_key, next_key=None)
 
     @property
     def takes_argmax(self) -> bool:
@@ -109,6 +125,9 @@ def questions_about(
     """
     if asks == "draws" and warper.takes_argmax:
         return [_LARGEST] * (len(tree) + 1)
+    if not len(tree):
+        keys = [randomness.key(place, "target", ROOT) for place in (position, position + 1)]
+        return [question_about(warper, (), keys[0], next_key=keys[1])]
     depths = (0, *tree.depths)
     questions = []
     for node in range(ROOT_PARENT, len(tree)):
@@ -118,11 +137,13 @@ def questions_about(
     return questions
 
 
-def question_about(warper: Warper, path: Sequence[int], key: int, trials: tuple[Trial, ...] = ()) -> Question:
+def question_about(
+    warper: Warper, path: Sequence[int], key: int, trials: tuple[Trial, ...] = (), next_key: int | None = None
+) -> Question:
     """The question about the warped law after `path`."""
     params = warper.params
     return Question(
-        params.temperature, params.min_p, params.top_k, params.top_p, warper.edits(path), key, trials
+        params.temperature, params.min_p, params.top_k, params.top_p, warper.edits(path), key, trials, next_key
     )  # fmt: skip
 
 

@@ -22,6 +22,10 @@ from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
 CHECKPOINT = RandomCheckpoint(small_config())
 PAGE_BYTES = PAGE_SIZE * 2 * 4 * 3 * 2 * 16
 GREEDY = ({}, {"stop": ["a", "e"]})
+SAMPLED = (
+    {}, {"temperature": 0.8}, {"temperature": 1.1, "min_p": 0.05}, {"temperature": 0.9, "n": 2},
+    {"temperature": 0.7, "top_p": 0.9}, {"temperature": 0.9, "top_k": 5, "stop": ["a"]},
+)  # fmt: skip
 KINDS = (
     *GREEDY, *GREEDY, {"min_tokens": 8}, {"repetition_penalty": 1.2}, {"temperature": 0.8}, {"temperature": 0.9, "n": 2}
 )  # fmt: skip
@@ -77,9 +81,11 @@ def some_requests(rng, kinds):
         yield when, [begin.randrange(100) for _ in range(length)], params, rng.choice([None, None, None, when + 9])
 
 
-@pytest.mark.parametrize("kinds", [GREEDY, KINDS], ids=["greedy", "mixed"])
+@pytest.mark.parametrize("kinds", [GREEDY, SAMPLED, KINDS], ids=["greedy", "sampled", "mixed"])
 @pytest.mark.parametrize("seed", range(6))
-def test_requests_that_come_go_and_lose_their_pages(models, eager, seed, kinds):
+def test_requests_that_come_go_and_lose_their_pages(models, eager, seed, kinds, monkeypatch):
+    if seed % 2:
+        monkeypatch.setattr(models[0], "_race", pytest.importorskip("paceline.models.cuda_executor.kernels.races").race)
     rng = random.Random(seed)
     requests, pages = list(some_requests(rng, kinds)), rng.choice([20, 24, 40])
     config = {"scheduler": rng.choice(["stall_free", "sarathi", "orca"]), "prefix_caching": seed % 2 == 0}

@@ -1,7 +1,7 @@
-"""`Fetch`: asynchronous copies of tensors from the device to the host, with one event to wait for all of them.
+"""`Fetch` and `Send`: asynchronous copies from the device to the host and back.
 
-A copy to pageable memory waits for all work that was launched. Copies to pinned memory are followed by an event, so
-that waiting for them does not wait for work that was launched later.
+A copy to or from pageable memory waits for all work that was launched. Copies to pinned memory are followed by an
+event, so that waiting for them does not wait for work that was launched later.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from torch import Tensor
 
 _BUFFERS = 2
 _BYTES = 16 << 20
+_SENT_BYTES = 1 << 20
 _ALIGNED = 16
 
 
@@ -55,3 +56,33 @@ class Fetch:
         done = self._events[self._turn]
         done.record(torch.cuda.current_stream(self._device))  # the default would be the current device's stream
         return Fetched(copies, done)
+
+
+class Send:
+    """Copies of small arrays to `device`, which do not wait for the work there; large ones do."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._turn, self._used = device, 0, 0
+        self._buffers: list[Tensor] = []
+
+    def begin(self) -> None:
+        """Begin a group of copies, after waiting for those of the group before the last."""
+        if self._device.type != "cuda":
+            return
+        if not self._buffers:
+            self._buffers = [torch.empty(_SENT_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_BUFFERS)]
+            self._events = [torch.cuda.Event() for _ in range(_BUFFERS)]
+        elif self._used:
+            self._events[self._turn].record(torch.cuda.current_stream(self._device))
+        self._turn, self._used = (self._turn + 1) % _BUFFERS, 0
+        self._events[self._turn].synchronize()
+
+    def __call__(self, values: np.ndarray) -> Tensor:
+        """The values on the device."""
+        given = torch.from_numpy(values)
+        end = self._used + given.nbytes
+        if self._device.type != "cuda" or end > _SENT_BYTES or not given.nbytes:
+            return given.to(self._device)
+        pinned = self._buffers[self._turn][self._used : end].view(given.dtype).view(given.shape)
+        self._used = -(-end // _ALIGNED) * _ALIGNED
+        return pinned.copy_(given).to(self._device, non_blocking=True)

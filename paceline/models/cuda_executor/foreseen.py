@@ -1,36 +1,42 @@
-"""`Foreseen`: launches the next pass of greedy requests without drafts before the engine asks for it.
+"""`Foreseen`: launches the next pass of requests without drafts before the engine asks for it.
 
 Between two passes the host commits tokens, plans a step and packs its rows while the device is idle. The next step of
-greedy requests without drafts is predictable: the same rows one position later, with the argmax tokens, which are on
-the device. So that pass is launched before the tokens of the current one are fetched, and the host works in parallel.
-If the engine then asks for the predicted rows, or some of them, the results are on their way. If it asks for anything
-else, that pass was wasted; it wrote only to slots after the last tokens, which are rewritten before they are read.
+requests without drafts is predictable: the same rows one position later, with the tokens just picked, which are on the
+device, and the same questions with the next noise keys. So that pass is launched before the tokens of the current one
+are fetched, and the host works in parallel. If the engine then asks for the predicted rows, or some of them, the
+results are on their way. If it asks for anything else, that pass was wasted; it wrote only to slots after the last
+tokens, which are rewritten before they are read.
 
-Not for sampled tokens, whose noise the engine numbers, nor for drafts, which wait for verification.
+Not for laws that depend on the text (penalties, grammars), nor for drafts, which wait for verification.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 from weakref import ref
 
 import numpy as np
+from torch import Tensor
 
 from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.cuda_executor.fetch import Fetch, Fetched
-from paceline.models.cuda_executor.passes import CudaKVCache, Launched, Passes
+from paceline.models.cuda_executor.laws import picks_of
+from paceline.models.cuda_executor.passes import CudaKVCache, Passes
 from paceline.sampling.answered import Question
 
 _MEMORY = 1 / 8
 """Weight of the latest step in the moving averages."""
 
 
+Questions = Sequence[Question]
+
+
 class Launch(Protocol):
     """Starts a pass."""
 
-    def __call__(self, rows: Rows, cache: CudaKVCache, *, is_foreseen: bool = False) -> Launched:
-        """See `CudaModel.launch`."""
+    def __call__(self, rows: Rows, cache: CudaKVCache, questions: Questions, *, is_foreseen: bool = False) -> Tensor:
+        """The table of answers to `questions` on the device; see `CudaModel.launch` for the rest."""
         ...
 
 
@@ -40,12 +46,14 @@ class _Pass:
 
     Attributes:
         rows: its rows, with tokens once they are known.
+        questions: about its rows.
         cache: weak reference to its cache; `changes` is that of the cache when the pass was launched.
         number: number of passes of the network when it was launched, including this one.
-        fetched: its peaks.
+        fetched: the answers.
     """
 
     rows: Rows
+    questions: Questions
     cache: ref[CudaKVCache]
     changes: int
     number: int
@@ -62,7 +70,7 @@ class Foreseen:
         launch: starts a pass.
         has_recorded: whether a pass over these rows and this cache has its graph; see `Passes.has_recorded`.
         passes: counts passes.
-        fetch: copies peaks to the host; not shared with others.
+        fetch: copies answers to the host; not shared with others.
         max_positions: maximum position of the model.
         clock: returns seconds.
 
@@ -81,28 +89,28 @@ class Foreseen:
         self._share, self._pass_seconds, self._host_seconds, self._returned = 0.0, 0.0, 0.0, 0.0
         self.num_foreseen = self.num_taken = 0
 
-    def peaks(self, rows: Rows, cache: CudaKVCache) -> np.ndarray:
-        """Peaks [K, 2] of `rows`, for which `is_plain` holds; waits for the device."""
+    def answers(self, rows: Rows, cache: CudaKVCache, questions: Questions) -> np.ndarray:
+        """The table of answers [K, n] for `rows`, for which `is_plain` holds; waits for the device."""
         self._expect(rows, cache)
         ahead, self._next = self._next, None
-        own = None if ahead is None else _places(rows, cache, ahead)
+        own = None if ahead is None else _places(rows, cache, questions, ahead)
         began, num_graphs = self._clock(), len(cache.graphs)
         if ahead is None or own is None:
-            current, own = self._begun(rows, cache), np.arange(len(rows.slots))
+            current, own = self._begun(rows, cache, questions), np.arange(len(rows.slots))
         else:
             current = ahead
             self.num_taken += 1
         if self._pass_seconds and self._share * self._host_seconds > (1 - self._share) * self._pass_seconds:
-            self._next = self._begun_after(current, rows, own, cache)
-        [peaks] = current.fetched.wait()
-        peaks = peaks[own]
+            self._next = self._begun_after(current, rows, own, cache, questions)
+        [table] = current.fetched.wait()
+        table = table[own]
         if self._next is not None:
-            self._next.rows.token_ids[:] = peaks[:, 0]
+            self._next.rows.token_ids[:] = picks_of(table)
         if current is not ahead and self._next is None and num_graphs == len(cache.graphs):  # one pass and no more
             self._pass_seconds += _MEMORY * (self._clock() - began - self._pass_seconds)
         self._last = ref(cache), cache.changes, len(rows.slots)
         self._returned = self._clock()
-        return peaks
+        return table
 
     def _expect(self, rows: Rows, cache: CudaKVCache) -> None:
         """Update the averages: whether this step was predictable, and the host's time before it."""
@@ -115,19 +123,21 @@ class Foreseen:
         if follows:
             self._host_seconds += _MEMORY * (self._clock() - self._returned - self._host_seconds)
 
-    def _begun(self, rows: Rows, cache: CudaKVCache, is_foreseen: bool = False) -> _Pass:
-        peaks = self._launch(rows, cache, is_foreseen=is_foreseen).peaks
-        return _Pass(rows, ref(cache), cache.changes, self._passes.num_launched, self._fetch(peaks))
+    def _begun(self, rows: Rows, cache: CudaKVCache, questions: Questions, is_foreseen: bool = False) -> _Pass:
+        table = self._launch(rows, cache, questions, is_foreseen=is_foreseen)
+        return _Pass(rows, questions, ref(cache), cache.changes, self._passes.num_launched, self._fetch(table))
 
-    def _begun_after(self, current: _Pass, rows: Rows, own: np.ndarray, cache: CudaKVCache) -> _Pass | None:
+    def _begun_after(
+        self, current: _Pass, rows: Rows, own: np.ndarray, cache: CudaKVCache, questions: Questions
+    ) -> _Pass | None:
         """Launch the pass after `current`; `own` are the indices of `rows` in it. None if that is not possible yet."""
-        if current.number != self._passes.num_launched:  # its argmax tokens have been overwritten on the device
+        if current.number != self._passes.num_launched:  # its tokens have been overwritten on the device
             return None
-        following = self._following(rows, own)
-        if following is None or not self._has_recorded(following, cache):
+        following, asked = self._following(rows, own), [each.following() for each in questions]
+        if following is None or None in asked or not self._has_recorded(following, cache):
             return None
         try:
-            begun = self._begun(following, cache, is_foreseen=True)
+            begun = self._begun(following, cache, cast(Questions, asked), is_foreseen=True)
         except RuntimeError:  # the error will be raised when the engine asks for that pass
             return None
         self.num_foreseen += 1
@@ -156,17 +166,18 @@ class Foreseen:
 
 
 def is_plain(rows: Rows, taps: tuple[int, ...], questions: Sequence[Question | None]) -> bool:
-    """Whether each request has one row, without branches or taps, and only its argmax is requested."""
+    """Whether each request has one row, without branches or taps, and a pick of an unedited law is requested."""
     size = len(rows.slots)
     if taps or not size == len(rows.logit_rows) == len(rows.page_tables) or rows.branch_slots.size:
         return False
     if rows.num_keys is not None or (rows.segments != np.arange(size)).any():
         return False
-    return all([each is not None and each.takes_argmax and not each.trials for each in questions])
+    return all([each is not None and each.edits is None and not each.trials for each in questions])
 
 
-def _places(rows: Rows, cache: CudaKVCache, ahead: _Pass) -> np.ndarray | None:
-    """Indices of `rows` in a pass launched ahead; None where one is not in it, or the cache has changed since."""
+def _places(rows: Rows, cache: CudaKVCache, questions: Questions, ahead: _Pass) -> np.ndarray | None:
+    """Indices of `rows` in a pass launched ahead; None where one is not in it or has another question there, or the
+    cache has changed since."""
     if ahead.cache() is not cache or ahead.changes != cache.changes:
         return None
     known = ahead.rows
@@ -177,6 +188,8 @@ def _places(rows: Rows, cache: CudaKVCache, ahead: _Pass) -> np.ndarray | None:
         own = np.array([place_of.get(slot, -1) for slot in rows.slots.tolist()])
         if own.min() < 0:
             return None
+    if any(each.law != ahead.questions[place].law for each, place in zip(questions, own.tolist(), strict=True)):
+        return None
     for name in ("slots", "positions", "token_ids"):
         if not np.array_equal(getattr(rows, name), getattr(known, name)[own]):
             return None

@@ -20,11 +20,11 @@ from paceline.models.chains import GreedyDraft
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention
 from paceline.models.cuda_executor.block_matrix import put_blocks
-from paceline.models.cuda_executor.fetch import Fetch
+from paceline.models.cuda_executor.fetch import Fetch, Send
 from paceline.models.cuda_executor.foreseen import Foreseen, is_plain
 from paceline.models.cuda_executor.graphs import GraphCapture, Outputs, on_device
 from paceline.models.cuda_executor.invariant import row_invariant
-from paceline.models.cuda_executor.laws import Wide, answers_of, peaks_of, read_answers
+from paceline.models.cuda_executor.laws import Wide, answers_of, peaks_of, picks_of, read_answers
 from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below
 from paceline.models.cuda_executor.passes import CudaKVCache, Launched, Passes, likeliest
 from paceline.models.cuda_executor.staging import LARGEST
@@ -75,14 +75,15 @@ class CudaModel(TorchModel):
         if deterministic and self.attention == "sdpa":
             problem = "needs attention that sums in one order, which PyTorch's does not"
             raise InvalidParameter("deterministic", problem, "run pip install 'paceline[cuda]' on a machine with a GPU")
-        self._fused = None
+        self._fused, self._race = None, None
         if self.attention == "triton":
             from paceline.models.cuda_executor.fused import Fused
+            from paceline.models.cuda_executor.kernels.races import race
 
-            self._fused = Fused(self._stage.stack, deterministic)
+            self._fused, self._race = Fused(self._stage.stack, deterministic), race
         self.passes = Passes(config, config.vocab_size, on, self.attention, capture)
         self.records_passes = self.passes.records
-        self._fetch = Fetch(on)
+        self._fetch, self._send = Fetch(on), Send(on)
         self._picks = torch.zeros(LARGEST, dtype=torch.int32, device=on)
         self._foreseen = self._foresee()
         self.num_lookahead_slots = int(self.records_passes)
@@ -131,7 +132,7 @@ class CudaModel(TorchModel):
 
     def _foresee(self) -> Foreseen:
         fetch = Fetch(self._stage.device)
-        return Foreseen(self.launch, self._has_recorded, self.passes, fetch, self.config.max_position_embeddings)
+        return Foreseen(self._launch_drawn, self._has_recorded, self.passes, fetch, self.config.max_position_embeddings)
 
     def _has_recorded(self, rows: Rows, cache: CudaKVCache) -> bool:
         return self.passes.has_recorded(rows, cache, self._name(()))
@@ -160,17 +161,32 @@ class CudaModel(TorchModel):
     ) -> DrawnOutput:
         """See `DrawsLaws`: questions are copied to the device before the pass, and only answers and rows come back."""
         if isinstance(cache, CudaKVCache) and is_plain(rows, taps, questions) and self.passes.fits(rows):
-            peaks = self._foreseen.peaks(rows, cache)
-            return DrawnOutput(read_answers(peaks, questions), np.empty((0, self.config.vocab_size), np.float32), {})
-        wide = Wide.of(questions, self.config.vocab_size, self._stage.device)
+            table = self._foreseen.answers(rows, cache, cast(Sequence[Question], questions))
+            return DrawnOutput(read_answers(table, questions), np.empty((0, self.config.vocab_size), np.float32), {})
+        wide = self._wide(questions)
         wanted = [row for row, each in enumerate(questions) if each is None]
         index = torch.tensor(wanted, device=self._stage.device) if wanted else None
         logits, states, peaks = self.launch(rows, cache, taps)
         kept = [] if index is None else [logits[index]]
         hidden = [state.float() for state in states.values()]
-        table, *copies = self._fetch(answers_of(logits, peaks, wide), *kept, *hidden).wait()
+        table, *copies = self._fetch(answers_of(logits, peaks, wide, self._race), *kept, *hidden).wait()
         given = copies.pop(0) if kept else np.empty((0, self.config.vocab_size), np.float32)
         return DrawnOutput(read_answers(table, questions), given, dict(zip(states, copies, strict=True)))
+
+    def _wide(self, questions: Sequence[Question | None]) -> Wide | None:
+        self._send.begin()
+        return Wide.of(questions, self.config.vocab_size, self._send)
+
+    def _launch_drawn(
+        self, rows: Rows, cache: CudaKVCache, questions: Sequence[Question], *, is_foreseen: bool = False
+    ) -> Tensor:
+        """Start a pass; the table of answers on the device, whose picks the next pass can begin with (`launch`)."""
+        wide = self._wide(questions)
+        launched = self.launch(rows, cache, is_foreseen=is_foreseen)
+        table = answers_of(launched.logits, launched.peaks, wide, self._race)
+        if wide is not None:
+            self._picks[: len(table)] = picks_of(table).int()
+        return table
 
     @torch.inference_mode()
     def draft_greedy(self, rows: Rows, cache: KVCache, num_tokens: int) -> GreedyDraft:
@@ -203,8 +219,8 @@ class CudaModel(TorchModel):
         """Start a pass without waiting for the device; its outputs are valid until the next pass. Raises as `forward`.
 
         Args:
-            is_foreseen: whether token -1 - i stands for the argmax of logit row i of the previous pass. The graph of
-                this pass must have been recorded.
+            is_foreseen: whether token -1 - i stands for the pick of logit row i of the previous pass, by default its
+                argmax. The graph of this pass must have been recorded.
         """
         if not isinstance(cache, CudaKVCache):
             raise InvalidParameter("cache", f"is a {type(cache).__name__}", "make it with this model's new_cache")

@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from paceline.models.cuda_executor.kernels import attention, blocks, ends, entries, products
+from paceline.models.cuda_executor.kernels import attention, blocks, ends, entries, products, races
 
 PLACES = ("first_page", "natural_lengths", "lengths", "first_branch", "tile_rows", "tile_sizes", "flat")
 SUMS = {"mixed": "*fp32", "peaks": "*fp32", "totals": "*fp32"}
@@ -53,6 +53,17 @@ def kernels(kind: str, bytes_each: int, waits: bool):
         "PARTS": 4, "HAS_BIAS": True, "HEADS": 12, "KEY_HEADS": 2, "HEAD_DIM": 128, "ROTARY": 128, "HAS_NORM": True,
         "BLOCK_D": 128,
     } | waiting, two  # fmt: skip
+    race = {
+        "logits": "*fp32",
+        "peaks": "*fp64",
+        "rows": "*i64",
+        "temperatures": "*fp64",
+        "min_p": "*fp64",
+        "keys": "*i64",
+    }
+    race |= {"times": "*fp64", "places": "*i32", "picks": "*fp64", "columns": "i32", "num_chunks": "i32"}
+    yield races._race_of_chunks, race, {"CHUNK": races._CHUNK}, two
+    yield races._race_of_rows, race, {"BLOCK": 128}, two
     tables = {"tokens": "*i32", "picks": "*i32", "table": f"*{kind}", "out": "*fp32", "columns": "i32"}
     yield ends._embedded, tables, {"BLOCK": 2048}, two
     angles = {"positions": "*i32", "frequencies": "*fp32", "cosines": "*fp32", "sines": "*fp32", "factor": "fp32"}

@@ -1,10 +1,11 @@
 """Tables on their way to the host, with stand-ins for pinned memory, streams and events."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from paceline.models.cuda_executor.fetch import Fetch  # noqa: E402
+from paceline.models.cuda_executor.fetch import Fetch, Send  # noqa: E402
 
 SECOND = torch.device("cuda:1")
 
@@ -15,11 +16,14 @@ def waited(monkeypatch):
     streams, empty = [], torch.empty
 
     class Event:
+        stream = None
+
         def record(self, stream=0):
             self.stream = stream
 
         def synchronize(self):
-            streams.append(self.stream)
+            if self.stream is not None:
+                streams.append(self.stream)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: 0 if device is None else device.index)
@@ -64,3 +68,19 @@ def test_a_large_table_and_one_that_is_here_are_copied_at_once(waited):
         table[0] += 1
         assert copy.wait()[0][0] == table[0] - 1
     assert waited == []
+
+
+def test_small_arrays_are_sent_without_waiting_for_the_device(waited, monkeypatch):
+    copied, to = [], torch.Tensor.to
+
+    def sent(tensor, *where, non_blocking=False):
+        copied.append(non_blocking)
+        return to(tensor, "cpu").clone()
+
+    monkeypatch.setattr(torch.Tensor, "to", sent)
+    send, given = Send(SECOND), (np.arange(3), np.array([[1.5]]), np.zeros(0), np.zeros(1 << 20))
+    for group in range(3):
+        send.begin()
+        assert [(send(values + group) == torch.from_numpy(values + group)).all() for values in given] == [True] * 4
+    assert copied == [True, True, False, False] * 3
+    assert waited[-1] == 1  # the third group waited for the first one's copies, on the device's stream

@@ -1,5 +1,7 @@
 """Passes launched before they are asked for: what is taken is what a pass of its own gives, and nothing else is."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,11 +14,13 @@ from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.sampling.answered import Question  # noqa: E402
 from paceline.sampling.edits import Edits  # noqa: E402
 from paceline.sampling.law import Law  # noqa: E402
+from paceline.sampling.randomness import CounterRandomness  # noqa: E402
 from tests.fakes import RandomCheckpoint, small_config  # noqa: E402
 
 from .batches import tokens_of  # noqa: E402
 
 CHECKPOINT = RandomCheckpoint(small_config())
+NOISE = CounterRandomness(5)
 GREEDY = Question(0.0, 0.0, 0, 1.0, None, 0)
 PAGES = ((3, 0, -1), (5, 1, 7))
 
@@ -26,6 +30,15 @@ def model():
     made = CudaModel(CHECKPOINT, "cpu", "float32", attention="by_position")
     made._foreseen = always(made)
     return made
+
+
+def drawn_at(position, **law):
+    """The question about the token at a position of one text."""
+    keys = [NOISE.key(place, "target", -1) for place in (position, position + 1)]
+    asked = Question(
+        **({"temperature": 0.8, "min_p": 0.0, "top_k": 0, "top_p": 1.0, "edits": None, "key": keys[0]} | law)
+    )
+    return replace(asked, next_key=keys[1])
 
 
 def always(model: CudaModel) -> Foreseen:
@@ -152,6 +165,44 @@ def test_a_pass_that_fails_ahead_fails_nobody_before_it_is_asked_for(model, monk
     assert model._foreseen.num_foreseen == 0
 
 
+def picks_of_draws(model, steps, laws, change=lambda step, asked: asked):
+    """What is drawn after both texts, step by step, each from the law in `laws`."""
+    cache, rows = begun(model)
+    tokens, texts = [4, 60], []
+    for step in range(steps):
+        asked = change(step, [drawn_at(step, **law) for law in laws])
+        drawn = model.forward_drawn(rows(tokens), cache, (), asked)
+        tokens = [answer.pick for answer in drawn.answers]
+        texts.append(tokens)
+    return texts
+
+
+LAWS = ({"temperature": 0.0, "key": 0}, {"temperature": 1.3, "min_p": 0.02}), ({"top_p": 0.8}, {"temperature": 1.5})
+
+
+@pytest.mark.parametrize("laws", LAWS)
+def test_drawn_tokens_are_foreseen_too(model, laws):
+    plain = CudaModel(CHECKPOINT, "cpu", "float32", attention="by_position")
+    assert picks_of_draws(model, 8, laws) == picks_of_draws(plain, 8, laws)
+    assert model._foreseen.num_taken == 7
+    assert plain._foreseen.num_foreseen == 0
+
+
+@pytest.mark.parametrize("changed", [{"key": 3}, {"temperature": 0.5}, {"min_p": 0.3}, {"top_k": 2}, {"top_p": 0.4}])
+def test_another_question_is_answered_by_a_pass_of_its_own(model, changed):
+    def change(step, asked):
+        return [asked[0], replace(asked[1], **changed)] if step == 3 else asked
+
+    plain = CudaModel(CHECKPOINT, "cpu", "float32", attention="by_position")
+    assert picks_of_draws(model, 6, LAWS[1], change) == picks_of_draws(plain, 6, LAWS[1], change)
+    assert model._foreseen.num_taken < 5
+
+
+def test_nothing_is_begun_where_the_next_key_is_unknown(model):
+    picks_of_draws(model, 3, LAWS[1], lambda _, asked: [replace(each, next_key=None) for each in asked])
+    assert model._foreseen.num_foreseen == 0
+
+
 def test_only_plain_rows_are_foreseen():
     rows = build_rows([Part((0,), 0, [1]), Part((1,), 0, [1])])
     assert is_plain(rows, (), [GREEDY, GREEDY])
@@ -161,7 +212,8 @@ def test_only_plain_rows_are_foreseen():
     tried = Question(0.0, 0.0, 0, 1.0, None, 0, ((3, Law(np.array([3]), np.array([1.0]))),))
     none = np.zeros(0, np.int64)
     edited = Question(0.0, 0.0, 0, 1.0, Edits(none, none, none, none, 1.0, np.array([4]), None), 0)
-    for other in (sampled, tried, edited):
+    assert is_plain(rows, (), [GREEDY, sampled])
+    for other in (tried, edited):
         assert not is_plain(rows, (), [GREEDY, other])
     assert not is_plain(build_rows([Part((0,), 0, [1, 2])]), (), [GREEDY, GREEDY])
     assert not is_plain(build_rows([Part((0,), 0, [1, 2], logits="last")]), (), [GREEDY])

@@ -37,10 +37,10 @@ def warper_of(values, text=TEXT, **more):
     return Warper(SamplingParams(max_tokens=50, **values), token_ids=text, num_prompt_tokens=3, **more)
 
 
-def answered(logits, questions):
+def answered(logits, questions, race=None):
     rows = torch.from_numpy(logits)
-    wide = Wide.of(questions, logits.shape[1], CPU)
-    return read_answers(answers_of(rows, peaks_of(rows), wide).numpy(), questions)
+    wide = Wide.of(questions, logits.shape[1], torch.from_numpy)
+    return read_answers(answers_of(rows, peaks_of(rows), wide, race).numpy(), questions)
 
 
 def test_noise_is_the_hosts():
@@ -82,6 +82,32 @@ def test_many_requests_are_answered_as_each_would_be():
         assert answer is not None
         assert answer.pick == noise.draw(warpers[i].law(logits[i]), 7 + i, "target")
         assert answer.argmax == logits[i].argmax()
+
+
+def test_the_kernel_draws_what_its_twin_draws():
+    race = pytest.importorskip("paceline.models.cuda_executor.kernels.races").race
+    noise, rng = CounterRandomness(4), np.random.default_rng(2)
+    logits = rng.normal(0, 3, (40, 5000)).astype(np.float32)  # three chunks
+    logits[3] = logits[3, 0]
+    laws = ({"temperature": 0}, {"temperature": 1.0}, {"temperature": 0.3}, {"temperature": 1.5, "min_p": 0.1})
+    warpers = [warper_of(laws[i % 4], text=()) for i in range(40)]
+    questions = [question_about(each, (), noise.key(i, "target", -1)) for i, each in enumerate(warpers)]
+    wide = Wide.of(questions, 5000, torch.from_numpy)
+    assert wide is not None and wide.is_race
+    found = answered(logits, questions, race)
+    assert found == answered(logits, questions)
+    for i, answer in enumerate(found):
+        assert answer.pick == noise.draw(warpers[i].law(logits[i]), i, "target")
+        assert answered(logits[i : i + 1], questions[i : i + 1], race)[0] == answer
+
+
+@pytest.mark.parametrize(
+    "values", [{"top_p": 0.9}, {"top_k": 3}, {"repetition_penalty": 1.2}, {"temperature": 0, "min_tokens": 9}]
+)
+def test_what_is_more_than_a_race_is_none(values):
+    warper = warper_of({"temperature": 1.0} | values, eos_token_ids=(96,))
+    wide = Wide.of([question_about(warper, (), 1)], VOCAB, torch.from_numpy)
+    assert wide is not None and not wide.is_race
 
 
 def test_rows_of_nobody_are_passed_over():

@@ -10,9 +10,11 @@ from paceline.models.cuda_executor.fetch import Fetch  # noqa: E402
 from paceline.models.cuda_executor.foreseen import Foreseen  # noqa: E402
 from paceline.models.cuda_executor.passes import CudaKVCache  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
+from paceline.sampling.answered import Question  # noqa: E402
 from tests.fakes import small_config  # noqa: E402
 
 CPU = torch.device("cpu")
+GREEDY = Question(0.0, 0.0, 0, 1.0, None, 0)
 PASS, HOST = 8.0, 1.0
 """Seconds of a pass and of the host between two steps."""
 
@@ -25,12 +27,12 @@ class Steps:
         self._cache = CudaKVCache(small_config(), 40, CPU, torch.float32)
         self.foreseen = Foreseen(self._launch, lambda *_: True, self._passes, Fetch(CPU), 512, lambda: self.now)
 
-    def _launch(self, rows, cache, *, is_foreseen=False):
+    def _launch(self, rows, cache, questions, *, is_foreseen=False):
         self._passes.num_launched += 1
         cache.changes += 1
         cache.graphs["only"] = (lambda: ()), ()
         self.now += 0.0 if is_foreseen else PASS
-        return SimpleNamespace(peaks=torch.tensor([[5.0, 1.0]], dtype=torch.float64))
+        return torch.tensor([[5.0, 1.0]], dtype=torch.float64)
 
     def run(self, count, *, follow):
         """So many, between which somebody else runs passes unless each is to follow from the one before."""
@@ -38,7 +40,7 @@ class Steps:
             self.now += HOST
             self._cache.changes += not follow
             rows = build_rows([Part(range(40), self._place, [5])])
-            assert self.foreseen.peaks(rows, self._cache).tolist() == [[5.0, 1.0]]
+            assert self.foreseen.answers(rows, self._cache, [GREEDY]).tolist() == [[5.0, 1.0]]
             self._place += 1
 
 

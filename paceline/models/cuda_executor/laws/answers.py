@@ -1,6 +1,7 @@
 """Answers to questions about sampling distributions, many rows at once, with the arithmetic of `Law` on dense rows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,8 +12,16 @@ from paceline.models.cuda_executor.laws.noise import exponentials
 from paceline.models.cuda_executor.laws.warp import edited, law_weights, ordered_sum
 from paceline.sampling.answered import Answer, Question
 
+Table = TypeVar("Table", Tensor, np.ndarray)
+Race = Callable[[Tensor, Tensor, Wide], Tensor]
+"""(logits, peaks, a `Wide` that is a race) to its picks [w] float64."""
 _ARGMAX, _PEAK, _PICK, _BEST = range(4)
 """Columns of the table of answers, whose first two are those of `peaks_of`; the chances of trials follow."""
+
+
+def picks_of(table: Table) -> Table:
+    """[rows] the picks in a table of answers."""
+    return table[:, _PICK if table.shape[1] > _PICK else _ARGMAX]
 
 
 def peaks_of(logits: Tensor) -> Tensor:
@@ -21,16 +30,21 @@ def peaks_of(logits: Tensor) -> Tensor:
     return torch.stack([argmax.double(), peak.double()], dim=1)
 
 
-def answers_of(logits: Tensor, peaks: Tensor, wide: Wide | None) -> Tensor:
+def answers_of(logits: Tensor, peaks: Tensor, wide: Wide | None, race: Race | None = None) -> Tensor:
     """The table of answers [rows, n] float64 on the device, for `read_answers`.
 
     Args:
         logits: [rows, vocab] float32.
         peaks: [rows, 2], `peaks_of` the logits.
         wide: the questions that need more than the peaks.
+        race: faster picks for a `Wide` that is nothing but a race.
     """
     if wide is None:
         return peaks
+    if race is not None and wide.is_race:
+        table = peaks[:, [_ARGMAX, _PEAK, _ARGMAX, _ARGMAX]]
+        table[wide.places, _PICK] = race(logits, peaks, wide)
+        return table
     argmax, peak = peaks[:, _ARGMAX], peaks[:, _PEAK].clone()
     pick, best, drawn = argmax.clone(), argmax.clone(), peaks.new_zeros(len(peaks), 0)
     scores = edited(logits[wide.places], wide.edits)

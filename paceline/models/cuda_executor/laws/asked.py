@@ -1,13 +1,9 @@
-"""`Wide`: the questions about the rows of one pass as tensors, copied to the device before the pass begins.
-
-A copy from pageable memory waits for the work on the device, so nothing is copied while the pass runs.
-"""
+"""`Wide`: the questions about the rows of one pass as tensors on the device."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from paceline.models.cuda_executor.laws.noise import words
@@ -137,13 +133,21 @@ class Wide:
     edits: RowEdits | None
     sampled: Sampled | None
 
+    @property
+    def is_race(self) -> bool:
+        """Whether each pick is drawn from a law without edits, trials, top_k and top_p."""
+        own = self.sampled
+        if own is None or self.edits is not None or own.truncates or own.trials:
+            return False
+        return len(own.places) == len(self.places)
+
     @classmethod
-    def of(cls, questions: Sequence[Question | None], size: int, device: torch.device) -> "Wide | None":
-        """The questions (or None) about rows of `size` logits in order; None when the argmax answers all of them."""
+    def of(cls, questions: Sequence[Question | None], size: int, move: Move) -> "Wide | None":
+        """The questions (or None) about rows of `size` logits in order; None when the argmax answers all of them.
 
-        def move(values: np.ndarray) -> Tensor:
-            return torch.from_numpy(values).to(device)
-
+        Args:
+            move: copies an array to the device.
+        """
         own = [
             (place, each) for place, each in enumerate(questions)
             if each is not None and not each.takes_argmax
