@@ -153,21 +153,23 @@ def compared(logits: np.ndarray, reference: np.ndarray) -> dict[str, float]:
     }
 
 
-def measured(engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> dict:
+def measured(engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int, **sampling: Any) -> dict:
     """The figures of `answer_all` in a run that records no graph; recording takes some milliseconds per graph."""
     for _ in range(4):
         known = len(getattr(engine.cache, "graphs", ()))
-        _, figures = answer_all(engine, prompts, max_tokens)
+        _, figures = answer_all(engine, prompts, max_tokens, **sampling)
         if len(getattr(engine.cache, "graphs", ())) == known:
             break
     return figures
 
 
-def answer_all(engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> tuple[list[list[int]], dict]:
-    """Greedy answers to `prompts`, decoded together, and figures of the time after all first tokens."""
+def answer_all(
+    engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int, **sampling: Any
+) -> tuple[list[list[int]], dict]:
+    """Answers to `prompts`, greedy by default, decoded together, and figures of the time after all first tokens."""
     from paceline.types import SamplingParams
 
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    params = SamplingParams(**({"temperature": 0, "max_tokens": max_tokens, "ignore_eos": True} | sampling))
     for number, prompt in enumerate(prompts):
         engine.add_request(str(number), prompt, params)
     begun: set[str] = set()

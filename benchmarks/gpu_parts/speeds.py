@@ -80,9 +80,10 @@ def blocks(bench: Bench) -> dict[str, Any]:
 
 
 def decoding(bench: Bench) -> dict[str, Any]:
-    """Tokens per second at 1 to 64 requests: plainly, with drafts of one length, and of a length that adapts.
+    """Tokens per second at 1 to 64 requests: plainly, greedy and at a temperature, with drafts of one length, and of a
+    length that adapts.
 
-    Theory of the former: tokens of a pass, as measured, times the time of a plain pass over that of a pass with drafts.
+    Theory of drafts of one length: tokens of a pass, as measured, times the time of a plain pass over that of a pass with drafts.
     """
     return _at_sizes(bench, (1, 2) if bench.quick else (1, 4, 16, 64))
 
@@ -118,12 +119,13 @@ def _decoding(bench: Bench, size: int, length: int) -> dict[str, Any]:
     engine = bench.engine(bench.model)
     texts, _ = answer_all(engine, prompts, length)
     plain = measured(engine, prompts, length)
+    drawn = measured(engine, prompts, length, temperature=0.8, seed=1)
     answers = {tuple(prompt): text for prompt, text in zip(prompts, texts, strict=True)}
     drafted = measured(bench.engine(bench.model, NUM_DRAFTS, answers), prompts, length)
     adaptive = measured(bench.engine(bench.model, NUM_DRAFTS, answers, "auto"), prompts, length)
     speedup, adapted = (each["tokens_per_second"] / plain["tokens_per_second"] for each in (drafted, adaptive))
     found = {
-        "plain": plain, "speculative": drafted, "adaptive": adaptive, "speedup": speedup, "adaptive_speedup": adapted,
+        "plain": plain, "drawn": drawn, "speculative": drafted, "adaptive": adaptive, "speedup": speedup, "adaptive_speedup": adapted,
     }  # fmt: skip
     times = bench.results["passes"].get("default")
     if times:
