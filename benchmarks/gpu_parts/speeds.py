@@ -83,7 +83,8 @@ def decoding(bench: Bench) -> dict[str, Any]:
     """Tokens per second at 1 to 64 requests: plainly, greedy and at a temperature, with drafts of one length, and of a
     length that adapts.
 
-    Theory of drafts of one length: tokens of a pass, as measured, times the time of a plain pass over that of a pass with drafts.
+    Theory of drafts of one length: tokens of a pass, as measured, times the time of a plain pass over that of a pass
+    with drafts.
     """
     return _at_sizes(bench, (1, 2) if bench.quick else (1, 4, 16, 64))
 
@@ -125,7 +126,8 @@ def _decoding(bench: Bench, size: int, length: int) -> dict[str, Any]:
     adaptive = measured(bench.engine(bench.model, NUM_DRAFTS, answers, "auto"), prompts, length)
     speedup, adapted = (each["tokens_per_second"] / plain["tokens_per_second"] for each in (drafted, adaptive))
     found = {
-        "plain": plain, "drawn": drawn, "speculative": drafted, "adaptive": adaptive, "speedup": speedup, "adaptive_speedup": adapted,
+        "plain": plain, "drawn": drawn, "speculative": drafted, "adaptive": adaptive, "speedup": speedup,
+        "adaptive_speedup": adapted,
     }  # fmt: skip
     times = bench.results["passes"].get("default")
     if times:
