@@ -50,6 +50,8 @@ class Question:
     @property
     def law(self) -> tuple[float, float, int, float, int]:
         """What decides a pick, given the logits, where there are neither edits nor trials."""
+        if self.temperature == 0:  # nothing is drawn
+            return 0.0, 0.0, 0, 1.0, 0
         return self.temperature, self.min_p, self.top_k, self.top_p, self.key
 
     def following(self) -> "Question | None":

@@ -198,6 +198,12 @@ def test_another_question_is_answered_by_a_pass_of_its_own(model, changed):
     assert model._foreseen.num_taken < 5
 
 
+def test_a_key_by_which_nothing_is_drawn_does_not_matter(model):
+    greedy = {"temperature": 0.0}
+    picks_of_draws(model, 5, (greedy, greedy), lambda step, asked: [replace(each, key=7 * step) for each in asked])
+    assert model._foreseen.num_taken == 4
+
+
 def test_nothing_is_begun_where_the_next_key_is_unknown(model):
     picks_of_draws(model, 3, LAWS[1], lambda _, asked: [replace(each, next_key=None) for each in asked])
     assert model._foreseen.num_foreseen == 0

@@ -42,7 +42,8 @@ def answers_of(logits: Tensor, peaks: Tensor, wide: Wide | None, race: Race | No
     if wide is None:
         return peaks
     if race is not None and wide.is_race:
-        table = peaks[:, [_ARGMAX, _PEAK, _ARGMAX, _ARGMAX]]
+        argmax = peaks[:, :1]
+        table = torch.cat([peaks, argmax, argmax], dim=1)  # an index that is a list would be copied, and waited for
         table[wide.places, _PICK] = race(logits, peaks, wide)
         return table
     argmax, peak = peaks[:, _ARGMAX], peaks[:, _PEAK].clone()
