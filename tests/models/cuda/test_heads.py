@@ -14,6 +14,7 @@ from paceline.models.base import slot_of  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor.graphs import EagerGraphs  # noqa: E402
 from paceline.models.cuda_executor.heads.nets import CudaAutoregressiveNet, CudaBlockNet, CudaStepNet  # noqa: E402
+from paceline.models.gguf_file import GGUFCheckpoint  # noqa: E402
 from paceline.models.heads.build import make_net  # noqa: E402
 from paceline.models.heads.nets import NetOutput  # noqa: E402
 from paceline.models.loaded import LoadedModel  # noqa: E402
@@ -24,6 +25,8 @@ from paceline.models.torch_executor.heads.nets import TorchAutoregressiveNet, To
 from paceline.types import SamplingParams  # noqa: E402
 from tests.fakes import ByteTokenizer, RandomCheckpoint, run_to_end  # noqa: E402
 from tests.models.heads import records  # noqa: E402
+
+from ..tiny import as_gguf, gguf_name  # noqa: E402
 
 RNG = np.random.default_rng(5)
 TOKENS = RNG.integers(0, 131, 20).tolist()
@@ -191,6 +194,25 @@ def test_halves_are_stored_and_nothing_meets_another_format(in_torch, make, dtyp
 def _kept(output):
     """A copy: results hold until the next call of the net."""
     return NetOutput(output.logits.copy(), output.hidden.copy())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("attention", ["by_position", "triton"])
+def test_tables_that_the_target_stores_in_blocks_are_widened(tmp_path, attention, tied):
+    if attention == "triton":
+        pytest.importorskip("triton")
+    plain = RandomCheckpoint(replace(records.TARGET, tie_word_embeddings=tied))
+    names = ["model.embed_tokens.weight"] if tied else ["model.embed_tokens.weight", "lm_head.weight"]
+    storage = {gguf_name(plain.config, name): "Q8_0" for name in names}
+    checkpoint = GGUFCheckpoint(as_gguf(tmp_path / "blocks.gguf", plain, storage=storage))
+    source = ModelSource("random", checkpoint, ByteTokenizer())  # type: ignore[arg-type]
+    model = CudaModel(checkpoint, "cpu", "gguf", attention=attention)
+    rows = build_rows([Part((3, 0), 0, TOKENS[:18])])
+    found, want = (
+        net.forward(rows, TAPS[:18, :96], net.new_cache(5))
+        for net in (make_net(EAGLES["eagle"], LoadedModel(source, each)) for each in (model, TorchModel(checkpoint)))
+    )
+    close(found.logits, want.logits)
 
 
 def test_what_runs_as_in_torch_and_what_is_refused():

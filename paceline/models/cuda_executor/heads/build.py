@@ -1,6 +1,6 @@
 """`make_net`: the network of a head for a target that is a `CudaModel`."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -55,8 +55,9 @@ def draft_dtype(record: HeadRecord) -> str:
 def _tables(model: CudaModel, target: LoadedModel) -> tuple[Tensor, Tensor]:
     """The target's embedding and head on its device; if it stores them in blocks, dequantised copies of the file's."""
     stack = model.stack
-    embedding, head = getattr(stack.embedding, "weight", None), getattr(stack.head, "weight", None)
-    if embedding is None or (stack.head is not None and head is None):
-        return tuple(table.to(model.device, model.activations) for table in in_torch.tables_of(target))  # type: ignore[return-value]
-    embedding = embedding.detach()
-    return embedding, embedding if head is None else head.detach()
+    layers = [stack.embedding] if stack.head is None else [stack.embedding, stack.head]
+    tables = [layer.weight for layer in layers]
+    if not all(isinstance(table, Tensor) for table in tables):
+        tables = in_torch.tables_of(target)
+    tables = [cast(Tensor, table).detach().to(model.device, model.activations) for table in tables]
+    return tables[0], tables[-1]
