@@ -3,7 +3,7 @@
 Not for reading weights (`products.py`, `blocks.py`).
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # Triton's types know no numbers for `tl.constexpr`.
 
 from dataclasses import dataclass
