@@ -136,7 +136,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a tiny model, few repetitions")
     parser.add_argument("--model", type=Path, help="a folder or GGUF file of a chat model, for the part 'real'")
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="these only, in this order")
-    return parser.parse_args()
+    args = parser.parse_args()
+    try:
+        torch.empty(0, device=args.device)
+    except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
+        reason = str(error).partition("\n")[0]
+        parser.error(f"argument --device: {args.device!r} cannot be used ({reason}); try --device cpu --quick")
+    if args.model is not None and not args.model.exists():
+        parser.error(f"argument --model: there is no {args.model}")
+    return args
 
 
 if __name__ == "__main__":

@@ -45,6 +45,17 @@ def test_no_part_begins_after_its_time():
     assert set(report["targets"].values()) == {None}
 
 
+@pytest.mark.parametrize("wrong", ["--device bogus", "--device cpu --model nowhere.gguf", "--parts nothing"])
+def test_what_cannot_run_is_refused_in_a_line_before_anything_runs(wrong, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *wrong.split()])
+    with pytest.raises(SystemExit):
+        gpu.main()
+    said = capsys.readouterr()
+    assert not said.out
+    option, value = wrong.split()[-2:]
+    assert said.err.splitlines()[-1].startswith(f"gpu.py: error: argument {option}: ") and value in said.err
+
+
 def test_a_part_that_fails_does_not_end_the_others():
     report = gpu.measure("meta", quick=True, minutes=1, parts=["draws", "bandwidth"])
     assert "failed" in report["parts"]["draws"]

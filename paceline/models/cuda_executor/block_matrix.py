@@ -22,7 +22,7 @@ from paceline.models.numba_executor.blocks.unpack import Codes, unpack
 from paceline.models.torch_executor.weights import checkpoint_name
 
 _ROWS_AT_ONCE = 4096
-_MANY = 64
+MANY = 64
 """Rows above which a library's product with the widened matrix is faster than the kernel, which widens it per 16."""
 
 
@@ -97,15 +97,20 @@ class BlockMatrix:
         Args:
             in_one_order: use the kernel for any number of rows, so that a row's sums do not depend on it.
         """
-        if x.device.type != "cuda":
-            return functional.linear(x, self.dense().to(x.dtype), bias)
-        from paceline.models.cuda_executor.kernels.blocks import widened
-        from paceline.models.cuda_executor.kernels.products import product
-
         flat = x.reshape(-1, self.shape[1])
-        if in_one_order or len(flat) <= _MANY:
+        if x.device.type == "cuda" and (in_one_order or len(flat) <= MANY):
+            from paceline.models.cuda_executor.kernels.products import product
+
             return product(flat, self, bias).view(*x.shape[:-1], -1)
-        return functional.linear(x, widened(self, x.dtype), bias)
+        return functional.linear(x, self.widened(x.dtype), bias)
+
+    def widened(self, dtype: torch.dtype) -> Tensor:
+        """The whole matrix [n, k] in `dtype`: by the kernel on a GPU, else by `dense`."""
+        if self.codes.device.type != "cuda":
+            return self.dense().to(dtype)
+        from paceline.models.cuda_executor.kernels.blocks import widened
+
+        return widened(self, dtype)
 
     @property
     def form(self) -> tuple:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.models.base import NORMED
-from paceline.models.cuda_executor.block_matrix import BlockEmbedding, BlockLinear, BlockMatrix
+from paceline.models.cuda_executor.block_matrix import MANY, BlockEmbedding, BlockLinear, BlockMatrix
 from paceline.models.cuda_executor.kernels.ends import embedded, peaks_of, row_angles
 from paceline.models.cuda_executor.kernels.entries import gated, place_heads, rms_norm
 from paceline.models.cuda_executor.kernels.products import Weights, partials, product
@@ -164,14 +164,15 @@ class FusedHead(nn.Module):
         self.weight, self._narrows = weight, narrows
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        if self._narrows(len(x), x.dtype):
-            out = torch.empty(len(x), self.weight.shape[0], device=x.device) if out is None else out
-            return product(x, self.weight, out=out)
-        if isinstance(self.weight, BlockMatrix):
-            return self.weight.times(x).float()
+        weight = self.weight
+        in_blocks = isinstance(weight, BlockMatrix)
+        if self._narrows(len(x), x.dtype) or (in_blocks and len(x) <= MANY):
+            out = torch.empty(len(x), weight.shape[0], device=x.device) if out is None else out
+            return product(x, weight, out=out)
+        wide = weight.widened(x.dtype) if in_blocks else weight
         if x.is_cuda and x.itemsize == 2:
-            return torch.mm(x, self.weight.T, out_dtype=torch.float32)
-        return functional.linear(x, self.weight)
+            return torch.mm(x, wide.T, out_dtype=torch.float32)
+        return functional.linear(x, wide)
 
 
 class SeparateLinears(nn.ModuleList):

@@ -169,7 +169,7 @@ class CudaModel(TorchModel):
         logits, states, peaks = self.launch(rows, cache, taps)
         kept = [] if index is None else [logits[index]]
         hidden = [state.float() for state in states.values()]
-        table, *copies = self._fetch(answers_of(logits, peaks, wide, self._race), *kept, *hidden).wait()
+        table, *copies = self._fetch(self._answers(logits, peaks, wide), *kept, *hidden).wait()
         given = copies.pop(0) if kept else np.empty((0, self.config.vocab_size), np.float32)
         return DrawnOutput(read_answers(table, questions), given, dict(zip(states, copies, strict=True)))
 
@@ -177,13 +177,18 @@ class CudaModel(TorchModel):
         self._send.begin()
         return Wide.of(questions, self.config.vocab_size, self._send)
 
+    def _answers(self, logits: Tensor, peaks: Tensor, wide: Wide | None) -> Tensor:
+        """The table of `answers_of`, whose kernels are launched on this model's device."""
+        with on_device(self._stage.device):
+            return answers_of(logits, peaks, wide, self._race)
+
     def _launch_drawn(
         self, rows: Rows, cache: CudaKVCache, questions: Sequence[Question], *, is_foreseen: bool = False
     ) -> Tensor:
         """Start a pass; the table of answers on the device, whose picks the next pass can begin with (`launch`)."""
         wide = self._wide(questions)
         launched = self.launch(rows, cache, is_foreseen=is_foreseen)
-        table = answers_of(launched.logits, launched.peaks, wide, self._race)
+        table = self._answers(launched.logits, launched.peaks, wide)
         if wide is not None:
             self._picks[: len(table)] = picks_of(table).int()
         return table

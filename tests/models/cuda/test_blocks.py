@@ -111,6 +111,18 @@ def test_fused_layers_multiply_blocks_of_several_forms(tmp_path, deterministic):
         np.testing.assert_array_equal(found[5], alone[0])
 
 
+@pytest.mark.parametrize("rows", [17, 64])
+def test_a_head_in_blocks_does_not_round_logits(rows):
+    pytest.importorskip("triton")
+    from paceline.models.cuda_executor.fused import FusedHead
+
+    matrix, _ = matrix_of("Q8_0", 40, 256)
+    x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(0)).half()
+    found = FusedHead(matrix, lambda rows, dtype: rows <= 16)(x)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, x.float() @ matrix.dense().half().float().T, atol=1e-5, rtol=1e-5)
+
+
 def test_a_file_without_blocks_is_refused():
     with pytest.raises(InvalidParameter, match="dtype"):
         load_executor(RandomCheckpoint(small_config()), EngineConfig(executor="cuda", dtype="gguf"), "small", silent)

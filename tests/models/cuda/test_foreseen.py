@@ -1,5 +1,6 @@
 """Passes launched before they are asked for: what is taken is what a pass of its own gives, and nothing else is."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -207,6 +208,29 @@ def test_a_key_by_which_nothing_is_drawn_does_not_matter(model):
 def test_nothing_is_begun_where_the_next_key_is_unknown(model):
     picks_of_draws(model, 3, LAWS[1], lambda _, asked: [replace(each, next_key=None) for each in asked])
     assert model._foreseen.num_foreseen == 0
+
+
+def test_draws_are_launched_on_the_models_own_device(model, monkeypatch):
+    """Triton launches on the current device: on a machine with several, another one would read this one's logits."""
+    current, launched_on = ["another"], []
+
+    @contextmanager
+    def on_device(device):
+        current.append(str(device))
+        yield
+        current.pop()
+
+    def race(logits, peaks, wide):
+        launched_on.append(current[-1])
+        return peaks[wide.places, 0]
+
+    monkeypatch.setattr("paceline.models.cuda_executor.model.on_device", on_device)
+    model._race = race
+    cache, rows = begun(model)
+    drawn = [drawn_at(0), drawn_at(0)]
+    model.forward_drawn(rows([4, 60]), cache, (), drawn)  # and the pass after it, ahead
+    model.forward_drawn(rows([5, 61]), cache, (), [drawn[0], None])
+    assert launched_on == ["cpu"] * 3
 
 
 def test_only_plain_rows_are_foreseen():

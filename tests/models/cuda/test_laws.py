@@ -101,6 +101,15 @@ def test_the_kernel_draws_what_its_twin_draws():
         assert answered(logits[i : i + 1], questions[i : i + 1], race)[0] == answer
 
 
+def test_the_kernel_draws_a_token_of_a_broken_row():
+    """Between times that are not numbers a GPU's argmin may choose any place, and the interpreter's chooses none."""
+    race = pytest.importorskip("paceline.models.cuda_executor.kernels.races").race
+    logits = np.random.default_rng(2).normal(0, 3, (4, 5000)).astype(np.float32)
+    logits[0], logits[1, 5], logits[2, 5], logits[3] = np.nan, np.nan, np.inf, -np.inf
+    questions = [question_about(warper_of({"temperature": 1.0}), (), row) for row in range(4)]
+    assert all(0 <= answer.pick < 5000 for answer in answered(logits, questions, race))
+
+
 @pytest.mark.parametrize(
     "values", [{"top_p": 0.9}, {"top_k": 3}, {"repetition_penalty": 1.2}, {"temperature": 0, "min_tokens": 9}]
 )

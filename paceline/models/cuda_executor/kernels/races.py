@@ -40,7 +40,11 @@ def _noise(key, token):
 def _race_of_chunks(
     logits, peaks, rows, temperatures, min_p, keys, times, places, columns, num_chunks, CHUNK: tl.constexpr
 ):  # fmt: skip
-    """The earliest token of a chunk of a row of logits, the first on ties: when, and which."""
+    """The earliest token of a chunk of a row of logits, the first on ties: when, and which.
+
+    Times that are not numbers, of broken logits, never come: an argmin that compares them may be any place, even one
+    outside the row, with which the next pass would begin.
+    """
     own, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + own)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -48,7 +52,8 @@ def _race_of_chunks(
     logit = tl.load(logits + row * columns + at, mask=inside, other=float("-inf")).to(tl.float64)
     gap = (logit - tl.load(peaks + 2 * row + 1)) / tl.load(temperatures + own)
     weight = tl.exp(tl.where(gap < tl.log(tl.load(min_p + own)), float("-inf"), gap))  # of 0 the logarithm is -inf
-    time = tl.where(inside, _noise(tl.load(keys + own), at) / weight, float("inf"))
+    time = _noise(tl.load(keys + own), at) / weight
+    time = tl.where(inside & (time == time), time, float("inf"))
     tl.store(times + own * num_chunks + chunk, tl.min(time, axis=0))
     tl.store(places + own * num_chunks + chunk, chunk * CHUNK + tl.argmin(time, axis=0))
 
