@@ -2,7 +2,8 @@
 
 `far_device()` lends it: while it is on, torch's device `FAR` is a second place in ordinary memory, with the manners of
 a GPU. An operation over tensors of both places raises, except where CUDA allows it (single numbers, indices from the
-CPU); arrays must be fetched first. So code for GPUs is run without one, to find what was made in the wrong place.
+CPU); arrays must be fetched first. So code for GPUs is run without one, to find what was made in the wrong place, and
+on request what would wait for the device: indices from the CPU, and numbers or indices that are read from tensors.
 """
 
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 FAR = torch.device("meta")
 """Torch's name for it, one that no code here uses otherwise once weights are loaded."""
 _COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
+_WAITING = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
 _INDEXED = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default}
 
 
@@ -60,6 +62,9 @@ class _FromNumbers(TorchFunctionMode):
         return func(*args, **named)
 
 
+_may_wait = True
+
+
 def _run(func, args, kwargs):
     leaves, shape = tree_flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -67,11 +72,13 @@ def _run(func, args, kwargs):
     asked = kwargs.get("device")
     if is_far and func not in _COPIES:
         strangers = [tensor for tensor in tensors if not isinstance(tensor, FarTensor) and tensor.ndim]
-        if func in _INDEXED:
+        if func in _INDEXED and _may_wait:
             strangers = [one for one in strangers if one.dtype not in (torch.long, torch.bool)]
         if strangers:
             shapes = [tuple(one.shape) for one in strangers]
             raise RuntimeError(f"Expected all tensors to be on the same device: {func} met {shapes} of the CPU")
+        if func in _WAITING and not _may_wait:
+            raise RuntimeError(f"{func} would wait for the device")
     near, far_kwargs = tree_unflatten(
         [leaf.near if isinstance(leaf, FarTensor) else torch.device("cpu") if leaf == FAR else leaf for leaf in leaves]
         if asked is not None else [leaf.near if isinstance(leaf, FarTensor) else leaf for leaf in leaves],
@@ -93,6 +100,17 @@ def _enter(mode):
 
 def _exit(mode, *error):
     mode.instead.__exit__(*error)
+
+
+@contextmanager
+def without_waiting():
+    """Within a `far_device`: what would wait for the device raises, except fetching whole tensors."""
+    global _may_wait
+    _may_wait = False
+    try:
+        yield
+    finally:
+        _may_wait = True
 
 
 @contextmanager

@@ -43,7 +43,12 @@ class Question:
         str | None, o.option(WHAT, "--detect", help="lenience=1.05: exit 3 unless this effect is excluded.")
     ] = None
     alpha: Annotated[float, o.option(WHAT, "--alpha", help="Chance of a false alarm, however long it runs.")] = 1e-6
-    minutes: Annotated[float, o.option(WHAT, "--minutes", help="About how long it may take.")] = 5.0
+    minutes: Annotated[
+        float,
+        o.option(
+            WHAT, "--minutes", help="About how long it may take; all checks take 40 s at least with a small model."
+        ),
+    ] = 5.0
     strict: Annotated[bool, o.option(WHAT, "--strict", help="Near ties are inconclusive: exit 3.")] = False
     max_tokens: o.MaxTokens = 64
     raw: o.Raw = False

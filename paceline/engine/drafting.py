@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from operator import index
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from paceline.drafters.base import ChoosingDrafter, DraftContext, Drafter
 from paceline.engine.inputs import draft_context
@@ -23,7 +23,6 @@ from paceline.speculation import RequestOutcome
 
 _NOTHING = TokenTree()
 _CHANGED = "changed token_ids, which is the request's own text"
-Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 Lent = tuple[Grant, DraftContext]
 """A request's grant, and the context that its drafter is given."""
@@ -87,7 +86,7 @@ class Drafting:
         """Report the outcome of a step to the drafter, for one request."""
         if sample.state.drafts:
             told = outcome.without_draft() if outcome.is_own else outcome
-            self._guarded(sample, partial(self._tell, sample=sample), told)
+            self._guarded(sample, self._tell, told, sample)
 
     def release(self, request_id: str) -> None:
         """Let the drafter forget a request; an error there becomes a warning."""
@@ -175,10 +174,10 @@ class Drafting:
         grant, _ = lent  # the limits of the grant, because the drafter may have changed its context
         return tree.prune(grant.draft_budget, grant.draft_depth)
 
-    def _guarded(self, sample: LiveSample, act: Callable[[Asked], Answer], what: Asked) -> Answer | None:
-        """Return `act(what)`. When it raises, switch the drafter off for the sample, warn and return None."""
+    def _guarded(self, sample: LiveSample, act: Callable[..., Answer], *given: Any) -> Answer | None:
+        """Return `act(*given)`. When it raises, switch the drafter off for the sample, warn and return None."""
         try:
-            return act(what)
+            return act(*given)
         except Exception as error:
             sample.state.drafts = False
             message = f"drafter {self._name} failed for request {sample.request_id!r} and is switched off for it"

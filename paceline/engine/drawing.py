@@ -105,11 +105,11 @@ def _questions(grant: Grant, live: LiveSample, tree: TokenTree, size: int) -> li
 
     Errors give None too: they recur when the rows are verified, where they end only their own request.
     """
-    params, noise, asks = live.state.params, live.judge.randomness, asks_of(live.judge.verify, tree)
-    wants_rows = params.logprobs is not None or size != len(tree) + 1
-    if not grant.needs_logits or wants_rows or asks is None or live.error is not None:
+    wants_rows = live.state.params.logprobs is not None or size != len(tree) + 1
+    if not grant.needs_logits or wants_rows or live.error is not None:
         return None
-    if not isinstance(noise, CounterRandomness):
+    noise, asks = live.judge.randomness, asks_of(live.judge.verify, tree)
+    if asks is None or not isinstance(noise, CounterRandomness):
         return None
     try:
         return questions_about(tree, live.warper, noise, live.state.num_tokens, asks)

@@ -158,6 +158,10 @@ def verify_answered(
         InvalidParameter: as `Warper.law`, when a row that the rule reads has no law.
     """
 
+    if not len(tree):  # where nothing is drafted, every exact rule draws
+        check_peak(answers[0].peak, answers[0].best)
+        return Verdict((), answers[0].pick, "target", 0)
+
     def target(node: int) -> Any:
         answer = answers[node + 1]
         check_peak(answer.peak, answer.best)

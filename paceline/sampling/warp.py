@@ -75,11 +75,8 @@ class Warper:
         edits = bool(self._counts is not None or len(self._bias_ids) or self._bad_words)
         self._only_grammar = grammar is not None and not edits
         self._always_edits = edits or grammar is not None
-
-    @property
-    def takes_argmax(self) -> bool:
+        self.takes_argmax = params.is_greedy and not params.min_tokens and not self._always_edits
         """Whether every law is one-hot at the largest logit: temperature 0, and nothing else changes logits."""
-        return self.params.is_greedy and not self.params.min_tokens and not self._always_edits
 
     def law(self, logits: np.ndarray, path: Sequence[int] = (), ids: np.ndarray | None = None, best: int = -1) -> Law:
         """The warped law of the next token.

@@ -199,6 +199,8 @@ class StepBuilder:
         """Allocate pages that are still free for the lookahead slots of decoding requests."""
         pool, ahead = self._pool, self.config.num_lookahead_slots
         for request in self._decodes:
+            if len(request.token_ids) + ahead <= len(request.page_table) * pool.page_size:
+                continue
             missing = pool.pages_for(min(request.num_tokens + ahead, request.most_slots)) - len(request.page_table)
             if 0 < missing <= pool.num_free:
                 request.page_table += pool.allocate(missing)

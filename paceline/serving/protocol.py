@@ -278,8 +278,10 @@ class ChatRequest(Request):
 
     def sent_name(self, field: str) -> str:
         """See `Request`."""
-        renamed = field == "max_tokens" and self.max_completion_tokens is not None
-        return "max_completion_tokens" if renamed else super().sent_name(field)
+        sent_as = {"max_tokens": "max_completion_tokens", "logprobs": "top_logprobs"}.get(field)
+        if sent_as is not None and getattr(self, sent_as) is not None:
+            return sent_as
+        return super().sent_name(field)
 
     echo: ClassVar[bool] = False
     only_echo: ClassVar[bool] = False

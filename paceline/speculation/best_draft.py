@@ -49,7 +49,7 @@ class Offers:
         if whole:
             nodes = np.array([one.nodes_per_draft for one in rates])[:, None]
             return cls(answer * nodes, answer * np.array([one.accepted_per_draft for one in rates])[:, None])
-        survival = np.array([one.survival(num_levels) for one in rates])
+        survival = np.array([one.rates(num_levels) for one in rates]).cumprod(axis=1)
         return cls(np.broadcast_to(answer, survival.shape), answer * survival)
 
     def hopeful(self, requests: Sequence[DraftStats]) -> "Offers":

@@ -227,3 +227,19 @@ def test_batch_asks_first_whether_answers_can_be_kept(tmp_path, target, problem)
 def test_tune_asks_first_whether_its_profile_can_be_kept(option, value):
     result = runner.invoke(app, ["tune", "--model", "nowhere", f"--{option}", value])
     assert isinstance(result.exception, InvalidParameter) and result.exception.field == option
+
+
+def test_ctrl_c_while_the_commands_are_imported_is_no_traceback():
+    """With a finder in the place of the person who presses it."""
+    program = """
+import sys
+class Impatient:
+    def find_spec(self, name, *more):
+        if name == "paceline.cli.generate":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Impatient())
+from paceline.cli import run
+run()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")

@@ -131,6 +131,7 @@ def test_what_is_not_served_is_refused(ask, path, body, param):
     ("/v1/responses", RESPONSES | {"include": "all"}, "include"),
     ("/v1/responses", RESPONSES | {"reasoning": 3}, "reasoning"),
     ("/v1/chat/completions", TALK | {"max_completion_tokens": 0}, "max_completion_tokens"),
+    ("/v1/chat/completions", TALK | {"logprobs": True, "top_logprobs": 99}, "top_logprobs"),
     ("/v1/chat/completions", TALK | {"guided_regex": "("}, "guided_regex"),
     ("/v1/chat/completions", TALK | {"prediction": {"x": 1}}, "prediction"),
     ("/v1/chat/completions", TALK | {"response_format": {"type": "structural_tag"}}, "response_format"),

@@ -6,15 +6,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
+from paceline.models.cuda_executor.laws import answers_of, picks_of  # noqa: E402
 from paceline.models.heads.build import make_net  # noqa: E402
 from paceline.models.loaded import LoadedModel  # noqa: E402
 from paceline.models.resolve import ModelSource  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
-from paceline.sampling import CounterRandomness, Law, Warper  # noqa: E402
-from paceline.sampling.answered import question_about  # noqa: E402
+from paceline.sampling import CounterRandomness, Law, TokenTree, Warper  # noqa: E402
+from paceline.sampling.answered import question_about, questions_about  # noqa: E402
 from paceline.types import SamplingParams  # noqa: E402
 from tests.fakes import ByteTokenizer, RandomCheckpoint, mixture_config, small_config  # noqa: E402
-from tests.far_device import FAR, FarTensor, far_device  # noqa: E402
+from tests.far_device import FAR, FarTensor, far_device, without_waiting  # noqa: E402
 from tests.models.heads import records  # noqa: E402
 
 from .batches import mixed_batch, tokens_of  # noqa: E402
@@ -76,6 +77,31 @@ def test_answers_to_questions_of_every_kind():
         ]
     assert [one and one.pick for one in outputs[0].answers] == [one and one.pick for one in outputs[1].answers]
     close(outputs[0].logits, outputs[1].logits)
+
+
+@pytest.mark.parametrize("law", [{"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.8}])
+def test_drawn_passes_that_are_launched_ahead(law, monkeypatch):
+    """With the twin in the kernels' place; drawing does not wait for the device, which would end all being ahead."""
+
+    def drawn_without_waiting(*given):
+        with without_waiting():
+            return answers_of(*given)
+
+    monkeypatch.setattr("paceline.models.cuda_executor.model.answers_of", drawn_without_waiting)
+    noise, warper = CounterRandomness(3), Warper(SamplingParams(**law))
+    picks = []
+    with far_device():
+        for model in pair(RandomCheckpoint(FAMILIES["plain"]), attention="by_position"):
+            model._race = lambda logits, peaks, wide: picks_of(answers_of(logits, peaks, wide))[wide.places]
+            foreseen, cache, own = model._foreseen, model.new_cache(1), [7]
+            foreseen._share, foreseen._host_seconds, foreseen._pass_seconds = 1e9, 1.0, 1.0
+            for step in range(8):
+                [question] = questions_about(TokenTree(), warper, noise, step + 1, "draws")
+                drawn = model.forward_drawn(build_rows([Part((0,), step, own[-1:])]), cache, (), [question])
+                own.append(drawn.answers[0].pick)
+            assert foreseen.num_taken > 4
+            picks.append(own)
+    assert picks[0] == picks[1]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -3,7 +3,7 @@
 Not for reading weights (`products.py`, `blocks.py`).
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # Triton's types know no numbers for `tl.constexpr`.
 
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class Tile:
 
 
 @triton.jit
-def times(weights, values, summed, SWAPS: tl.constexpr):
+def times(weights: tl.tensor, values: tl.tensor, summed: tl.tensor, SWAPS: tl.constexpr) -> tl.tensor:
     """summed + weights [outputs, inner] values [rows, inner]^T, or its transpose."""
     if SWAPS:
         summed = tl.dot(weights, values.T, summed, input_precision="ieee")
@@ -69,7 +69,7 @@ def times(weights, values, summed, SWAPS: tl.constexpr):
 
 
 @triton.jit
-def inputs_at(from_row, at, end, in_rows, EVEN: tl.constexpr):
+def inputs_at(from_row: tl.tensor, at: tl.tensor, end: tl.tensor, in_rows: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
     """[rows, inner] inputs `at` of the rows at `from_row`; 0 from `end` on."""
     if EVEN:
         found = tl.load(from_row + at[None, :], mask=in_rows[:, None], other=0.0)
@@ -80,9 +80,10 @@ def inputs_at(from_row, at, end, in_rows, EVEN: tl.constexpr):
 
 @triton.jit
 def write_outputs(
-    summed, second, bias, out, part, row, output, in_rows, in_outputs, num_rows, num_outputs, out_columns,
-    HAS_BIAS: tl.constexpr, GATE: tl.constexpr, SWAPS: tl.constexpr,
-):  # fmt: skip
+    summed: tl.tensor, second: tl.tensor, bias: tl.tensor, out: tl.tensor, part: tl.tensor, row: tl.tensor,
+    output: tl.tensor, in_rows: tl.tensor, in_outputs: tl.tensor, num_rows: tl.tensor, num_outputs: tl.tensor,
+    out_columns: tl.tensor, HAS_BIAS: tl.constexpr, GATE: tl.constexpr, SWAPS: tl.constexpr,
+) -> None:  # fmt: skip
     """Store a tile of sums, plus bias, in lines of `out_columns` numbers; see `_product` for `GATE`."""
     if SWAPS:
         summed, second = summed.T, second.T
