@@ -129,7 +129,7 @@ class LearnedPrices:
     def __init__(self, passes: "LearnedPass", traits: DrafterTraits = _LOOKUP, *, hides_host: bool = False) -> None:
         self.passes, self.drafts = passes, LearnedDraft(passes, traits)
         self._ahead = LearnedPass(passes.prior) if hides_host else None
-        self._in_a_row = 0
+        self._in_a_row, self._has_drafted = 0, False
         self._besides = MovingAverage(0.0)
         self._asked: dict[tuple[float, float], float] = {}
 
@@ -162,15 +162,23 @@ class LearnedPrices:
             rows = step.num_decodes + step.num_draft_tokens
             seconds, besides = step.seconds.verifying, step.seconds.scheduling + step.seconds.committing
             self._in_a_row = 0 if step.num_draft_tokens else self._in_a_row + 1
-            if self._ahead is not None and self._in_a_row > _UNTIL_AHEAD:
-                for passes in (self.passes, self._ahead):
-                    passes.observe(rows, seconds + besides, step.mean_context)
+            if self._ahead is not None and self._in_a_row:
+                self._learn_ahead(self._ahead, rows, seconds + besides, step.mean_context)
             else:
+                self._has_drafted = True
                 self.passes.observe(rows, seconds, step.mean_context)
                 self._besides.learn(besides)
         asked = [one for one in step.requests if one.asked]
         if asked:
             self.drafts.observe_step(asked, step.seconds.drafting - step.seconds.chosen, step.mean_context)
+
+    def _learn_ahead(self, ahead: "LearnedPass", rows: int, seconds: float, context: float) -> None:
+        """Learn from a step without drafts. How long its pass took is hidden by the host: it teaches `passes` no more
+        than their unit, before any step with drafts."""
+        if self._in_a_row > _UNTIL_AHEAD:
+            ahead.observe(rows, seconds, context)
+        if not self._has_drafted:
+            self.passes.observe(rows, seconds, context)
 
 
 def roofline(balance: float) -> PassSeconds:
