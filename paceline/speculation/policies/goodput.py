@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import ClassVar
 
 import numpy as np
@@ -15,6 +16,9 @@ from paceline.speculation.prices import Prices
 from paceline.speculation.records import BatchStats, DraftStats, PrefixStats
 
 _REQUESTS_PER_STEP = 16
+_DECIDING, _DECIDING_EACH, _DECIDING_SHARE = 2e-5, 6e-6, 0.02
+"""Seconds that a decision takes, and more for each request (measured on an AMD EPYC of 2025), and the share of the time
+of steps that decisions may take: where a device makes steps short, one is kept for several."""
 _SOME_REQUESTS, _STEPS_TO_DECIDE = 4, 4
 """With at least 4 requests, the decision "no drafts" is kept for 4 steps in any case, because deciding takes time."""
 _MEMORY = 0.1
@@ -55,6 +59,11 @@ class _Kept:
         )
 
 
+def _steps_to_keep(num_requests: int, seconds: float) -> int:
+    """Steps of `seconds` for which a decision is kept, so that deciding takes no more than its share."""
+    return max(1, ceil((_DECIDING + num_requests * _DECIDING_EACH) / (_DECIDING_SHARE * seconds)))
+
+
 def _num_asked(requests: Sequence[DraftStats]) -> float:
     return sum([request.rates.asked for request in requests])
 
@@ -65,7 +74,8 @@ class Goodput(LengthPolicy):
     over a batch (SmartSpec, Liu et al. 2024).
 
     Empty proposals cost no rows, and the expected rows take that into account. With many requests one draft changes
-    little, so an allocation is reused for one step per 16 requests, and an empty one for up to 8 steps. A drafter with
+    little, so an allocation is reused for one step per 16 requests, an empty one for up to 8 steps, and any for as many as
+    make deciding cheap beside them. A drafter with
     its own model must prefill a request's text before its first draft; it does so only where that should pay.
 
     Attributes:
@@ -112,7 +122,7 @@ class Goodput(LengthPolicy):
         if reads:
             best = worth_reading(best, offers, requests, self.prices, batch)
         unit = self.max_length if self.whole else 1
-        least = -(-len(requests) // _REQUESTS_PER_STEP)
+        least = max(-(-len(requests) // _REQUESTS_PER_STEP), _steps_to_keep(len(requests), best.seconds))
         if not best.levels.any() and len(requests) >= _SOME_REQUESTS:
             least = max(least, _STEPS_TO_DECIDE)
         most = least if best.levels.any() else max(least, _STEPS_WITHOUT_DRAFTS)
@@ -130,7 +140,10 @@ class Goodput(LengthPolicy):
         unit, asked = self.max_length if self.whole else 1, request.rates.asked
         self._credit += self.explore * best.seconds
         if best.levels:
-            self._kept = None
+            steps = _steps_to_keep(1, best.seconds)
+            self._kept = _Kept(
+                [request], batch.num_prefill_rows, [best.levels * unit], best.seconds, steps, steps, asked
+            )
             return best.levels * unit
         self._kept = _Kept([request], batch.num_prefill_rows, [0], best.seconds, 1, _STEPS_WITHOUT_DRAFTS, asked)
         self._credit = min(self._credit, best.loss)
