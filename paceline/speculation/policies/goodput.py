@@ -74,9 +74,9 @@ class Goodput(LengthPolicy):
     over a batch (SmartSpec, Liu et al. 2024).
 
     Empty proposals cost no rows, and the expected rows take that into account. With many requests one draft changes
-    little, so an allocation is reused for one step per 16 requests, an empty one for up to 8 steps, and any for as many as
-    make deciding cheap beside them. A drafter with
-    its own model must prefill a request's text before its first draft; it does so only where that should pay.
+    little, so an allocation is reused for one step per 16 requests, an empty one for up to 8 steps, and any for as many
+    as make deciding cheap beside them. A drafter with its own model must prefill a request's text before its first
+    draft; it does so only where that should pay.
 
     Attributes:
         prices: of passes and drafts.
