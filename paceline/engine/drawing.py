@@ -13,10 +13,10 @@ import numpy as np
 
 from paceline.engine.inputs import part_of
 from paceline.engine.live import LiveSample
-from paceline.models.base import CausalLM, DrawsLaws, KVCache
+from paceline.models.base import CausalLM, DrawsLaws, KVCache, Rows
 from paceline.models.rows import Part, build_rows
 from paceline.sampling import TokenTree, Verdict
-from paceline.sampling.answered import Answer, Question, asks_of, questions_about, verify_answered
+from paceline.sampling.answered import LARGEST, Answer, Question, asks_of, questions_about, verify_answered
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import CounterRandomness
 from paceline.scheduling.batch import Grant
@@ -77,6 +77,14 @@ def score(
         answers.append(drawn.answers[row : row + size] if own else None)
         row += size
     return _shares(grants, parts, sizes, answers, drawn.logits, drawn.taps)
+
+
+def plain_pass(model: CausalLM, rows: Rows, cache: KVCache) -> None:
+    """Run a pass as greedy requests have it, to time it: where the device draws, logits stay there."""
+    if _draws(type(model)):
+        cast(DrawsLaws, model).forward_drawn(rows, cache, (), [LARGEST] * len(rows.logit_rows))
+    else:
+        model.forward(rows, cache)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from paceline.engine.drawing import plain_pass
 from paceline.models.base import CausalLM, RecordsPasses, pages_for
 from paceline.models.rows import Part, build_rows
 from paceline.speculation import CostProfile
@@ -70,5 +71,5 @@ class _Passes:
         """Run a pass; returns its seconds, above 0 even on a coarse clock."""
         rows = build_rows([Part(self._pages, CONTEXT, self._tokens[:num_rows])])
         started = self._clock()
-        self._model.forward(rows, self._cache)
+        plain_pass(self._model, rows, self._cache)
         return max(self._clock() - started, 1e-9)

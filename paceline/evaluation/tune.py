@@ -9,6 +9,7 @@ import numpy as np
 
 from paceline.config import EngineConfig
 from paceline.engine.build import build_engine, silent
+from paceline.engine.drawing import plain_pass
 from paceline.engine.profiles import dtype_of, executor_name, machine, num_threads
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, Rows, pages_for
@@ -178,12 +179,12 @@ def _medians(model: CausalLM, cache: KVCache, batches: dict[int, Rows], plan: Tu
     """Key of `batches` to the median seconds of a pass over its batch."""
     times: dict[int, list[float]] = {m: [] for m in batches}
     for rows in batches.values():
-        model.forward(rows, cache)
+        plain_pass(model, rows, cache)
     for _ in range(plan.rounds):
         for m, rows in batches.items():
             if len(times[m]) >= 3 and sum(times[m]) > plan.seconds_per_point:
                 continue
             start = time.perf_counter()
-            model.forward(rows, cache)
+            plain_pass(model, rows, cache)
             times[m].append(time.perf_counter() - start)
     return {m: median(t) for m, t in times.items()}

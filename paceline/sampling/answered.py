@@ -68,7 +68,7 @@ class Question:
         return self.temperature == 0 and self.edits is None
 
 
-_LARGEST = Question(0.0, 0.0, 0, 1.0, None, 0)
+LARGEST = Question(0.0, 0.0, 0, 1.0, None, 0)
 """The question for the argmax of the unedited logits."""
 
 
@@ -126,7 +126,7 @@ def questions_about(
         InvalidParameter: a drafted token has probability 0 under the law it claims to come from.
     """
     if asks == "draws" and warper.takes_argmax:
-        return [_LARGEST] * (len(tree) + 1)
+        return [LARGEST] * (len(tree) + 1)
     if not len(tree):
         keys = [randomness.key(place, "target", ROOT) for place in (position, position + 1)]
         return [question_about(warper, (), keys[0], next_key=keys[1])]

@@ -31,6 +31,25 @@ def cost(rows: int) -> float:
     return 0.002 + 0.0001 * rows
 
 
+class Drawing(Timed):
+    """A model that draws on its own device, where fetching logits takes longer than the pass."""
+
+    def forward(self, rows, cache):
+        super().forward(rows, cache)
+        self.now += 0.01 * len(rows.logit_rows)
+
+    def forward_drawn(self, rows, cache, taps, questions):
+        assert all(question.takes_argmax for question in questions) and len(questions) == len(rows.logit_rows)
+        super().forward(rows, cache)
+
+
+def test_logits_that_the_engine_does_not_fetch_are_not_in_the_price():
+    model = Drawing(cost)
+    profile = quick_profile(model, model.clock)  # type: ignore[arg-type]
+    for rows in (1, 5, 16, 64):
+        assert profile(rows, 256) == pytest.approx(cost(rows))
+
+
 @pytest.mark.parametrize("disturbed", [range(1, 7), (3, 4), (9, 20)])
 def test_a_disturbance_leaves_no_trace(disturbed):
     model = Timed(cost, disturbed)

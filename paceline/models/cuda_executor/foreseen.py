@@ -85,7 +85,7 @@ class Foreseen:
         self._launch, self._has_recorded, self._passes, self._fetch = launch, has_recorded, passes, fetch
         self._max_positions, self._clock = max_positions, clock
         self._next: _Pass | None = None
-        self._last: tuple[ref[CudaKVCache], int, int] | None = None
+        self._last: tuple[ref[CudaKVCache], int, np.ndarray] | None = None
         self._share, self._pass_seconds, self._host_seconds, self._returned = 0.0, 0.0, 0.0, 0.0
         self.num_foreseen = self.num_taken = 0
 
@@ -108,17 +108,16 @@ class Foreseen:
             self._next.rows.token_ids[:] = picks_of(table)
         if current is not ahead and self._next is None and num_graphs == len(cache.graphs):  # one pass and no more
             self._pass_seconds += _MEMORY * (self._clock() - began - self._pass_seconds)
-        self._last = ref(cache), cache.changes, len(rows.slots)
+        self._last = ref(cache), cache.changes, rows.positions
         self._returned = self._clock()
         return table
 
     def _expect(self, rows: Rows, cache: CudaKVCache) -> None:
         """Update the averages: whether this step was predictable, and the host's time before it."""
-        follows = (
-            self._last is not None
-            and self._last[:2] == (ref(cache), cache.changes)
-            and len(rows.slots) <= self._last[2]
-        )
+        follows = self._last is not None and self._last[:2] == (ref(cache), cache.changes)
+        if follows and self._last is not None:
+            before, now = self._last[2], rows.positions
+            follows = len(now) < len(before) or (len(now) == len(before) and bool((now == before + 1).all()))
         self._share += _MEMORY * (follows - self._share)
         if follows:
             self._host_seconds += _MEMORY * (self._clock() - self._returned - self._host_seconds)

@@ -50,6 +50,14 @@ def test_steps_that_follow_from_each_other_are_launched_ahead_in_time():
     assert 30 < steps.foreseen.num_taken <= steps.foreseen.num_foreseen < 60
 
 
+def test_passes_that_are_repeated_to_be_timed_are_not_launched_ahead():
+    steps = Steps()
+    for _ in range(60):
+        steps.run(1, follow=True)
+        steps._place -= 1
+    assert steps.foreseen.num_foreseen == 0
+
+
 @pytest.mark.parametrize("before", [2, 60])
 def test_passes_for_nothing_end(before):
     steps = Steps()
