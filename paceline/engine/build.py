@@ -148,7 +148,8 @@ def build_engine(
         LearnedPrices(passes), clock,
     )  # fmt: skip
     drafter = drafter or _drafter(spec, services)
-    prices = LearnedPrices(passes, drafter.traits)
+    looks_ahead = isinstance(loaded.model, LooksAhead) and loaded.model.num_lookahead_slots > 0
+    prices = LearnedPrices(passes, drafter.traits, hides_host=looks_ahead)
     speculation = _speculation(spec, drafter, prices)
     limits = _scheduler_config(config, limit, profile, loaded.model)
     stop, branches = StopChecker(source.eos_token_ids), drafter.traits.branches

@@ -10,6 +10,7 @@ from math import ceil, exp, floor, hypot, inf, log, log2
 from typing import Protocol
 
 from paceline.errors import InvalidParameter
+from paceline.speculation.cost import CostProfile
 from paceline.speculation.outcome import RequestOutcome, StepOutcome
 from paceline.speculation.traits import DrafterTraits
 
@@ -36,6 +37,8 @@ _WHOLE_LEVELS = 4
 _MANY_ROWS = (64, 512)
 """Two numbers of rows; the difference of their passes gives the cost of a prefill row."""
 _LOOKUP = DrafterTraits()
+_UNTIL_AHEAD = 16
+"""Steps without drafts after which a device that hides the host begins their passes ahead."""
 _KNOTS = tuple(1 << power for power in range(14))
 
 
@@ -44,6 +47,10 @@ class Prices(Protocol):
 
     def target(self, rows: float, context: float = 0.0) -> float:
         """Cost of a target pass over `rows` rows with a mean of `context` tokens in the cache before each."""
+        ...
+
+    def undrafted(self, rows: float, context: float = 0.0) -> float:
+        """Cost of a step of as many requests without drafts and prefill rows."""
         ...
 
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
@@ -91,6 +98,10 @@ class FixedPrices:
         """See `Prices`."""
         return _a_price("target", self._target(rows, context), above_zero=True)
 
+    def undrafted(self, rows: float, context: float = 0.0) -> float:
+        """See `Prices`; a pass of as many rows."""
+        return self.target(rows, context)
+
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
         """See `Prices`."""
         return _a_price("draft_step", self._draft_step(num_requests, context))
@@ -111,10 +122,14 @@ class LearnedPrices:
     Args:
         passes: cost of a target pass.
         traits: of the drafter; `cost_ratio` is the prior cost of a draft step.
+        hides_host: whether a device begins passes without drafts ahead, so that the host does its other work of such a
+            step meanwhile. Their cost is then learned by itself, because steps with drafts do not show it.
     """
 
-    def __init__(self, passes: "LearnedPass", traits: DrafterTraits = _LOOKUP) -> None:
+    def __init__(self, passes: "LearnedPass", traits: DrafterTraits = _LOOKUP, *, hides_host: bool = False) -> None:
         self.passes, self.drafts = passes, LearnedDraft(passes, traits)
+        self._ahead = LearnedPass(passes.prior) if hides_host else None
+        self._in_a_row, self._has_drafted = 0, False
         self._besides = MovingAverage(0.0)
         self._asked: dict[tuple[float, float], float] = {}
 
@@ -124,6 +139,13 @@ class LearnedPrices:
         if seconds is None:
             seconds = self._asked[rows, context] = self.passes(rows, context) + self._besides.value
         return seconds
+
+    def undrafted(self, rows: float, context: float = 0.0) -> float:
+        """See `Prices`."""
+        if self._ahead is None:
+            return self.target(rows, context)
+        is_known = self._ahead.num_passes or isinstance(self._ahead.prior, CostProfile)
+        return self._ahead(rows, context) if is_known else self.passes(rows, context)
 
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
         """See `Prices`."""
@@ -138,11 +160,25 @@ class LearnedPrices:
         self._asked.clear()
         if step.only_decodes and step.is_complete:
             rows = step.num_decodes + step.num_draft_tokens
-            self.passes.observe(rows, step.seconds.verifying, step.mean_context)
-            self._besides.learn(step.seconds.scheduling + step.seconds.committing)
+            seconds, besides = step.seconds.verifying, step.seconds.scheduling + step.seconds.committing
+            self._in_a_row = 0 if step.num_draft_tokens else self._in_a_row + 1
+            if self._ahead is not None and self._in_a_row:
+                self._learn_ahead(self._ahead, rows, seconds + besides, step.mean_context)
+            else:
+                self._has_drafted = True
+                self.passes.observe(rows, seconds, step.mean_context)
+                self._besides.learn(besides)
         asked = [one for one in step.requests if one.asked]
         if asked:
             self.drafts.observe_step(asked, step.seconds.drafting - step.seconds.chosen, step.mean_context)
+
+    def _learn_ahead(self, ahead: "LearnedPass", rows: int, seconds: float, context: float) -> None:
+        """Learn from a step without drafts. How long its pass took is hidden by the host: it teaches `passes` no more
+        than their unit, before any step with drafts."""
+        if self._in_a_row > _UNTIL_AHEAD:
+            ahead.observe(rows, seconds, context)
+        if not self._has_drafted:
+            self.passes.observe(rows, seconds, context)
 
 
 def roofline(balance: float) -> PassSeconds:
@@ -160,12 +196,15 @@ class LearnedPass:
 
     Args:
         prior: expected cost of a pass; only its shape matters once a pass was seen.
+
+    Attributes:
+        num_passes: passes seen.
     """
 
     def __init__(self, prior: PassSeconds) -> None:
         self.prior = prior
         self._level = 0.0
-        self._num_passes = 0
+        self.num_passes = 0
         self._shape = [0.0] * len(_KNOTS)
         self._weight = [0.0] * len(_KNOTS)
         self._least, self._most = len(_KNOTS), -1  # knots around the passes seen
@@ -180,10 +219,10 @@ class LearnedPass:
         """Learn from a pass over `rows` rows with mean context `context` that took `seconds`; 0 or less is ignored."""
         if seconds <= 0:
             return
-        self._num_passes += 1
-        if self._num_passes <= _SETTLING:
+        self.num_passes += 1
+        if self.num_passes <= _SETTLING:
             level = log(seconds / self.prior(rows, context))
-            self._level = level if self._num_passes == 1 else min(level, self._level)
+            self._level = level if self.num_passes == 1 else min(level, self._level)
             return
         surprise = min(max(log(seconds / self(rows, context)), -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
         place = min(log2(rows), len(_KNOTS) - 1)

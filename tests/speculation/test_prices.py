@@ -228,6 +228,41 @@ def test_a_step_that_reads_a_prompt_teaches_its_drafts_but_not_its_pass():
     assert prices.draft_level(0, 1) == pytest.approx(0.5)
 
 
+def undrafted(seconds: StepSeconds) -> StepOutcome:
+    return StepOutcome([verified(0, 0, wanted=0)], seconds=seconds)
+
+
+def test_a_step_without_drafts_costs_its_pass_where_that_hides_the_host():
+    """Steps with drafts, whose host is not hidden, do not move it; enough steps in a row without drafts do."""
+    curve = CostProfile({1: 1.0, 4: 1.0, 16: 2.0})
+    prices = LearnedPrices(LearnedPass(curve), LOOKUP, hides_host=True)
+    assert prices.undrafted(1) == pytest.approx(1.0)
+    for _ in range(50):
+        prices.observe(StepOutcome([drafted(3)], seconds=StepSeconds(scheduling=1.0, verifying=3.0, committing=1.0)))
+    assert prices.target(4) == pytest.approx(5.0, rel=0.05)
+    assert prices.undrafted(1) == pytest.approx(1.0)
+    for number in range(60):
+        hidden = StepSeconds(scheduling=0.5, verifying=0.25, committing=0.5)
+        prices.observe(undrafted(hidden))
+        if number < 15:  # not ahead yet
+            assert prices.undrafted(1) == pytest.approx(1.0)
+    assert prices.undrafted(1) == pytest.approx(1.25, rel=0.05)
+
+
+def test_without_a_measured_curve_a_step_without_drafts_costs_what_passes_teach():
+    prices = LearnedPrices(LearnedPass(roofline(100)), LOOKUP, hides_host=True)
+    for _ in range(5):
+        prices.observe(StepOutcome([drafted(3)], seconds=StepSeconds(verifying=0.004)))
+    assert prices.undrafted(1) == pytest.approx(0.004, rel=0.01)
+
+
+def test_elsewhere_a_step_without_drafts_costs_a_pass_and_the_host():
+    prices = LearnedPrices(LearnedPass(lambda rows, _: 1.0), LOOKUP)
+    for _ in range(30):
+        prices.observe(undrafted(StepSeconds(scheduling=1.0, verifying=3.0, committing=1.0)))
+    assert prices.undrafted(1) == prices.target(1) == pytest.approx(5.0)
+
+
 def test_fixed_prices_never_change():
     prices = FixedPrices(lambda rows, context: rows + context, lambda num_requests, context: 3.0 * num_requests)
     prices.observe(StepOutcome([drafted(2)], seconds=StepSeconds(drafting=1.0, verifying=50.0)))
