@@ -85,12 +85,18 @@ def _run(func, args, kwargs):
         shape,
     )  # fmt: skip
     result = func(*near, **far_kwargs)
-    if func.__name__.split(".")[0].endswith("_") and len(args) and isinstance(args[0], torch.Tensor):
+    if _writes_to_first(func):
         return args[0]
     goes_far = asked == FAR if asked is not None else is_far
     if not goes_far:
         return result
     return tree_map(lambda one: FarTensor(one) if isinstance(one, torch.Tensor) else one, result)
+
+
+def _writes_to_first(func):
+    """Whether an operation is in place; `__rshift__`, which ends as such ones do, is not."""
+    first = func._schema.arguments[:1]
+    return bool(first) and first[0].alias_info is not None and first[0].alias_info.is_write
 
 
 def _enter(mode):

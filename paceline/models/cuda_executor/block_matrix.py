@@ -7,6 +7,7 @@ products with a span's integer, exact in float32. No weight is rounded. Not for 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import cast
 
 import numpy as np
@@ -172,11 +173,13 @@ def put_blocks(
         in_one_order: see `BlockMatrix.times`.
 
     Raises:
-        InvalidParameter: the file has none that can be multiplied.
+        InvalidParameter: the file has none that can be multiplied, or Triton is missing on a GPU.
     """
     if not has_blocks(checkpoint):
         problem = f"'gguf' multiplies blocks of files, and this one has {checkpoint.storage}"
         raise InvalidParameter("dtype", problem, "use bfloat16 or auto")
+    if device.type == "cuda" and find_spec("triton") is None:
+        raise InvalidParameter("dtype", "'gguf' needs triton on a GPU", "run pip install 'paceline[cuda]', or use auto")
 
     def found(path: str, _: nn.Module) -> BlockMatrix | None:
         stored = checkpoint.blocks(checkpoint_name(f"{path}.weight"))

@@ -10,7 +10,7 @@ from paceline.engine.build import load_executor, silent  # noqa: E402
 from paceline.errors import InvalidParameter  # noqa: E402
 from paceline.models.checkpoint import StoredBlocks  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
-from paceline.models.cuda_executor.block_matrix import BlockMatrix  # noqa: E402
+from paceline.models.cuda_executor.block_matrix import BlockMatrix, put_blocks  # noqa: E402
 from paceline.models.gguf_file import GGUFCheckpoint  # noqa: E402
 from paceline.models.gguf_header import BLOCKS  # noqa: E402
 from paceline.models.numba_executor.blocks.formats import FORMATS  # noqa: E402
@@ -121,6 +121,15 @@ def test_a_head_in_blocks_does_not_round_logits(rows):
     found = FusedHead(matrix, lambda rows, dtype: rows <= 16)(x)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, x.float() @ matrix.dense().half().float().T, atol=1e-5, rtol=1e-5)
+
+
+def test_a_gpu_without_triton_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
+    plain = RandomCheckpoint(small_config())
+    storage = {gguf_name(plain.config, "model.embed_tokens.weight"): "Q8_0"}
+    checkpoint = GGUFCheckpoint(as_gguf(tmp_path / "blocks.gguf", plain, storage=storage))
+    monkeypatch.setattr("paceline.models.cuda_executor.block_matrix.find_spec", lambda name: None)
+    with pytest.raises(InvalidParameter, match="needs triton"):
+        put_blocks(torch.nn.Module(), checkpoint, torch.device("cuda"), torch.bfloat16, in_one_order=False)
 
 
 def test_a_file_without_blocks_is_refused():

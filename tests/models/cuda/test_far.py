@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor.laws import answers_of, picks_of  # noqa: E402
+from paceline.models.cuda_executor.laws.noise import exponentials, words  # noqa: E402
 from paceline.models.heads.build import make_net  # noqa: E402
 from paceline.models.loaded import LoadedModel  # noqa: E402
 from paceline.models.resolve import ModelSource  # noqa: E402
@@ -77,6 +78,13 @@ def test_answers_to_questions_of_every_kind():
         ]
     assert [one and one.pick for one in outputs[0].answers] == [one and one.pick for one in outputs[1].answers]
     close(outputs[0].logits, outputs[1].logits)
+
+
+def test_noise_there_is_the_hosts():
+    key = CounterRandomness(3).key(7, "target", -1)
+    with far_device():
+        there = exponentials(torch.from_numpy(words([key])).to(FAR), 97).cpu().numpy()
+    np.testing.assert_array_max_ulp(there[0], CounterRandomness(3).exponentials(np.arange(97), 7, "target"), 1)
 
 
 @pytest.mark.parametrize("law", [{"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.8}])
