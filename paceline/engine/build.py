@@ -143,12 +143,12 @@ def build_engine(
     pool, cache = PagePool(num_pages, PAGE_SIZE), loaded.model.new_cache(num_pages)
     profile = find_profile(loaded, config)
     passes = LearnedPass(_prior(loaded.model, config, spec, profile, clock))
+    looks_ahead = isinstance(loaded.model, LooksAhead) and loaded.model.num_lookahead_slots > 0
     services = DraftServices(
         loaded, cache, num_pages, pool, partial(_load_draft, config, progress), config.dtype,
-        LearnedPrices(passes), clock,
+        LearnedPrices(passes, hides_host=looks_ahead), clock,
     )  # fmt: skip
     drafter = drafter or _drafter(spec, services)
-    looks_ahead = isinstance(loaded.model, LooksAhead) and loaded.model.num_lookahead_slots > 0
     prices = LearnedPrices(passes, drafter.traits, hides_host=looks_ahead)
     speculation = _speculation(spec, drafter, prices)
     limits = _scheduler_config(config, limit, profile, loaded.model)
