@@ -357,6 +357,21 @@ def test_what_was_decided_for_many_requests_is_kept_for_a_step_per_sixteen():
     assert decided == [True, False, False] * 2
 
 
+@pytest.mark.parametrize(("seconds", "steps"), [(1e-2, 1), (5e-4, 3), (1e-9, 16)])
+@pytest.mark.parametrize("num_requests", [1, 2])
+def test_a_decision_is_kept_for_as_many_short_steps_as_make_it_cheap(seconds, steps, num_requests):
+    """Deciding takes 26 microseconds for one request and 32 for two, and may take 2 % of the time."""
+    prices, asked = counted(FixedPrices(lambda rows, _: seconds * (1 + 0.001 * rows)))
+    policy, requests = Goodput(prices, explore=0.0), [at_rate(0.9) for _ in range(num_requests)]
+    kept = steps if num_requests == 1 or steps in (1, 16) else 4
+    decided = []
+    for _ in range(2 * kept):
+        asked.clear()
+        assert any(policy.budgets(requests, BatchStats(num_requests)))
+        decided.append(bool(asked))
+    assert decided == ([True] + [False] * (kept - 1)) * 2
+
+
 def reader(seconds_per_token: float, **options) -> Goodput:
     """With a draft model whose steps cost a tenth of a pass, and which reads text at this price."""
     prices = FixedPrices(lambda rows, _: 1 + 0.01 * rows, lambda *_: 0.1, lambda num: seconds_per_token * num)

@@ -19,6 +19,8 @@ _REQUESTS_PER_STEP = 16
 _DECIDING, _DECIDING_EACH, _DECIDING_SHARE = 2e-5, 6e-6, 0.02
 """Seconds that a decision takes, and more for each request (measured on an AMD EPYC of 2025), and the share of the time
 of steps that decisions may take: where a device makes steps short, one is kept for several."""
+_MOST_STEPS = 16
+"""Most steps for which a decision is kept, as prices may be far too small before they are learned."""
 _SOME_REQUESTS, _STEPS_TO_DECIDE = 4, 4
 """With at least 4 requests, the decision "no drafts" is kept for 4 steps in any case, because deciding takes time."""
 _MEMORY = 0.1
@@ -61,7 +63,8 @@ class _Kept:
 
 def _steps_to_keep(num_requests: int, seconds: float) -> int:
     """Steps of `seconds` for which a decision is kept, so that deciding takes no more than its share."""
-    return max(1, ceil((_DECIDING + num_requests * _DECIDING_EACH) / (_DECIDING_SHARE * seconds)))
+    deciding = _DECIDING + num_requests * _DECIDING_EACH
+    return min(_MOST_STEPS, max(1, ceil(deciding / (_DECIDING_SHARE * seconds))))
 
 
 def _num_asked(requests: Sequence[DraftStats]) -> float:
