@@ -131,6 +131,12 @@ class Bench:
             times.append(time.perf_counter() - began)
         return statistics.median(times[2:])
 
+    def current(self) -> Any:
+        """A context in which the device is current, for kernels that are called directly: Triton launches there."""
+        from paceline.models.cuda_executor.graphs import on_device
+
+        return on_device(self.on)
+
     def tidy(self) -> None:
         """Free unused memory: engines are in reference cycles, and their caches are large."""
         gc.collect()

@@ -31,11 +31,12 @@ def kernels(bench: Bench) -> dict[str, Any]:
                            ("cap", AttentionForm(0.1, cap=5.0))):  # fmt: skip
             views = segment_views(rows, bench.on, (form.window,))
             want = SegmentAttention(views)(query.float(), keys.float(), values.float(), form)
-            ours = attend(padded, keys, values, form)[: len(query)]
+            with bench.current():
+                ours = attend(padded, keys, values, form)[: len(query)]
             found[f"attention_{name}_{dtype}"] = float((ours.float() - want).abs().max())
     found |= _blocks(bench)
     x, weight = (_random(bench, torch.float32, count, config.hidden_size) for count in (5, 64))
-    with row_invariant(bench.on):
+    with bench.current(), row_invariant(bench.on):
         product = torch.nn.functional.linear(x, weight)
     found["product"] = float((product - x @ weight.T).abs().max())
     return found
@@ -73,7 +74,8 @@ def _blocks(bench: Bench) -> dict[str, float]:
         matrix = random_blocks(bench, bits, 64 if bench.quick else 1536, bench.checkpoint.config.hidden_size)
         x = _random(bench, getattr(torch, bench.dtype), 5, matrix.shape[1])
         want = x.float() @ matrix.dense().T
-        found[f"blocks_of_{bits}_bits"] = float((matrix.times(x).float() - want).norm() / want.norm())
+        with bench.current():
+            found[f"blocks_of_{bits}_bits"] = float((matrix.times(x).float() - want).norm() / want.norm())
     return found
 
 
@@ -128,7 +130,9 @@ def draws(bench: Bench) -> dict[str, Any]:
     def answered(asked: Any) -> Any:
         wide = Wide.of(asked, size, lambda values: torch.from_numpy(values).to(bench.on))
         kept = logits[: len(asked)]
-        return read_answers(answers_of(kept, peaks_of(kept), wide, race).cpu().numpy(), asked)
+        with bench.current():
+            table = answers_of(kept, peaks_of(kept), wide, race)
+        return read_answers(table.cpu().numpy(), asked)
 
     answers = answered(questions[: len(questions) // 2]) + answered(questions)[len(questions) // 2 :]
     on_host = logits.cpu().numpy()

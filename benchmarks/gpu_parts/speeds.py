@@ -66,8 +66,9 @@ def blocks(bench: Bench) -> dict[str, Any]:
             x = torch.randn(rows, inputs, device=bench.on, dtype=getattr(torch, bench.dtype))
 
             def run(x: torch.Tensor = x, matrices: Any = matrices) -> None:
-                for matrix in matrices:
-                    matrix.times(x)
+                with bench.current():
+                    for matrix in matrices:
+                        matrix.times(x)
 
             seconds = bench.seconds(run) / len(matrices)
             rate = matrices[0].nbytes / 1e9 / seconds
