@@ -66,7 +66,8 @@ def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progr
         executor = "torch"
     if config.dtype in ("int8", "w8a8") or (config.dtype == "gguf" and executor != "cuda"):
         problem = f"{config.dtype!r} is not known to the {executor} executor"
-        raise InvalidParameter("dtype", problem, "use bfloat16, float16 or float32")
+        blocks = ", or gguf for a file's own blocks" if executor == "cuda" else ""
+        raise InvalidParameter("dtype", problem, f"use bfloat16, float16 or float32{blocks}")
     if config.kv_cache_dtype != "auto":
         problem = f"{config.kv_cache_dtype!r} cannot be chosen with the {executor} executor"
         raise InvalidParameter("kv_cache_dtype", problem, "leave it at auto: keys have the weights' type")
