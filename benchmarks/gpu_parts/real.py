@@ -1,5 +1,10 @@
-"""A real model: differences of its logits on its own text, whether drafts change its text, and speeds."""
+"""A real model: differences of its logits on its own text, whether drafts change its text, and speeds.
 
+Each figure is also printed when it is known: the part takes a minute or two, which a short lease of a GPU may not have.
+"""
+
+import json
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +32,7 @@ def real(bench: Bench) -> dict[str, Any]:
     llm = _load(bench, None)
     texts, plain = _measured(bench, llm)
     found: dict[str, Any] = {"parity": _parity(bench, llm, texts), "plain": plain}
+    _say(found)
     del llm
     for name in DRAFTERS:
         try:
@@ -36,9 +42,14 @@ def real(bench: Bench) -> dict[str, Any]:
             continue
         said, figures = _measured(bench, drafting)
         found[name] = figures | {"same_texts": sum(a == b for a, b in zip(said, texts, strict=True))}
+        _say({name: found[name]})
         del drafting
         bench.tidy()
     return found | {"texts": len(QUESTIONS), "deterministic": _same_texts(bench, [*found][2:])}
+
+
+def _say(figures: dict[str, Any]) -> None:
+    print(f"real: {json.dumps(figures)}", file=sys.stderr, flush=True)
 
 
 def _load(bench: Bench, drafter: str | None, policy: str = "auto", **options: Any) -> Any:
@@ -111,6 +122,7 @@ def _same_texts(bench: Bench, methods: Sequence[str]) -> dict[str, Any]:
         said = texts(answers), texts(_answers(llm, bench, **seeded))
         greedy, drawn = ([a == b for a, b in zip(*both, strict=True)] for both in zip(said, wanted, strict=True))
         found[method] = {"greedy": sum(greedy), "seeded": sum(drawn), "drafted": drafted}
+        _say({f"{method}, deterministic": found[method]})
         del llm
         bench.tidy()
     return found
