@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from paceline.errors import InvalidParameter
 
+_MOST_KNOWN = 1 << 10
+
 
 class CostProfile:
     """t(M, context) by linear interpolation between measured points, extrapolated from the last two beyond the table.
@@ -73,8 +75,17 @@ class _Curve:
         self.rows = [rows for rows, _ in points]
         seconds = [float(seconds) for _, seconds in points]
         self._seconds = [min(seconds[i:]) for i in range(len(seconds))]
+        self._known: dict[float, float] = {}  # policies ask for the same few numbers of rows in every step
 
     def __call__(self, rows: float) -> float:
+        seconds = self._known.get(rows)
+        if seconds is None:
+            seconds = self._between(rows)
+            if len(self._known) < _MOST_KNOWN:
+                self._known[rows] = seconds
+        return seconds
+
+    def _between(self, rows: float) -> float:
         if rows <= self.rows[0] or len(self.rows) == 1:
             return self._seconds[0]
         right = min(bisect_right(self.rows, rows), len(self.rows) - 1)

@@ -6,6 +6,7 @@ never change: for simulators, replays and tests. Not for reports: `benchmarks/co
 
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import lru_cache
 from math import ceil, exp, floor, hypot, inf, log, log2
 from typing import Protocol
 
@@ -307,6 +308,7 @@ class MovingAverage:
             self._average += _NEWEST * (min(newest, _OUTLIER * self._average) - self._average)
 
 
+@lru_cache(maxsize=1 << 10)
 def _place(rows: float) -> tuple[int, int, float]:
     """Indices of the knots on both sides of `rows`, and its relative position between them, in [0, 1]."""
     right = min(bisect_right(_KNOTS, rows), len(_KNOTS) - 1)
