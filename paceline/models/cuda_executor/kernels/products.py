@@ -126,9 +126,10 @@ def product(
     outputs, inputs = weight.shape[0] // (1 if gate is None else 2), weight.shape[1]
     out = torch.empty(len(x), outputs, device=x.device, dtype=x.dtype) if out is None else out
     if isinstance(weight, BlockMatrix):
-        block_product(x, weight, bias, gate, block_tile(outputs, inputs, is_gated=gate is not None), out)
+        tile = block_tile(outputs, inputs, is_gated=gate is not None)
     else:
-        _launch(x, weight, bias, gate, tile_of(outputs, inputs, weight.itemsize, gate is not None), out)
+        tile = tile_of(outputs, inputs, weight.itemsize, gate is not None)
+    _launch(x, weight, bias, gate, tile, out)
     return out
 
 
@@ -146,15 +147,15 @@ def partials(x: Tensor, *weights: Weights) -> Tensor:
     ]  # fmt: skip
     out = torch.empty(tiles[0].parts, len(x), sum(sizes), device=x.device, dtype=torch.float32)
     for weight, tile, own in zip(weights, tiles, out.split(sizes, dim=-1), strict=True):
-        if isinstance(weight, BlockMatrix):
-            block_product(x, weight, None, None, replace(tile, parts=len(out)), own)
-        else:
-            _launch(x, weight, None, None, replace(tile, parts=len(out)), own)
+        _launch(x, weight, None, None, replace(tile, parts=len(out)), own)
     return out
 
 
-def _launch(x: Tensor, weight: Tensor, bias: Tensor | None, gate: str | None, tile: Tile, out: Tensor) -> None:
+def _launch(x: Tensor, weight: Weights, bias: Tensor | None, gate: str | None, tile: Tile, out: Tensor) -> None:
     """Run the kernel; `out` [M, outputs], or [parts, M, outputs], may be columns of wider lines."""
+    if isinstance(weight, BlockMatrix):
+        block_product(x, weight, bias, gate, tile, out)
+        return
     rows, inputs = x.shape
     outputs = len(weight) // (1 if gate is None else 2)
     if rows:
