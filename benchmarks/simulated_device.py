@@ -88,7 +88,7 @@ def simulate(model: Any, seconds: Callable[[int], float]) -> None:
         tokens = rows.token_ids[rows.logit_rows].astype(np.int64)
         picks[0] = following(picks[0][-1 - tokens] if is_foreseen else tokens)
         peaks = torch.from_numpy(np.stack([picks[0], np.zeros(len(tokens))], axis=1).astype(np.float64))
-        return Launched(logits[: len(tokens)], {}, peaks)
+        return Launched(logits[: len(tokens)], None, peaks)
 
     def fetch(*tables: torch.Tensor) -> Done:
         return Done(free[0], tables)

@@ -6,7 +6,7 @@ rows. Not for rules (`sampling/`).
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from paceline.engine.inputs import part_of
 from paceline.engine.live import LiveSample
 from paceline.models.base import CausalLM, DrawsLaws, KVCache, Rows
 from paceline.models.rows import Part, build_rows
+from paceline.models.states import States
 from paceline.sampling import TokenTree, Verdict
 from paceline.sampling.answered import LARGEST, Answer, Question, asks_of, questions_about, verify_answered
 from paceline.sampling.law import Law
@@ -35,7 +36,7 @@ class Scores(NamedTuple):
     """
 
     logits: np.ndarray | None
-    taps: dict[int, np.ndarray]
+    taps: dict[int, States]
     answers: Sequence[Answer] | None = None
     peaks: Sequence[int] | None = None
 
@@ -127,7 +128,7 @@ def _questions(grant: Grant, live: LiveSample, tree: TokenTree, size: int) -> li
 
 def _shares(
     grants: Sequence[Grant], parts: Sequence[Part], sizes: Sequence[int], answers: Sequence, logits: np.ndarray,
-    taps: dict[int, np.ndarray], peaks: Sequence[int] | None = None,
+    taps: Mapping[int, States], peaks: Sequence[int] | None = None,
 ) -> dict[str, Scores]:  # fmt: skip
     """Split the outputs of a pass by request; `logits` has only the rows of requests without answers."""
     scores, asked, row = {}, 0, 0

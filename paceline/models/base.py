@@ -11,7 +11,7 @@ carry their rotation, so a row may as well attend to fewer keys than it has posi
 table then names the pages it reads, in order of position.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.models.config import ModelConfig
+from paceline.models.states import States
 from paceline.sampling.answered import Answer, Question
 from paceline.theory.distributed_draft import Chip
 
@@ -156,12 +157,12 @@ class DrawnOutput:
     Attributes:
         answers: one for each of `Rows.logit_rows`; None where the question was None.
         logits: [rows without a question, vocab] float32, in order.
-        taps: see `ForwardOutput`.
+        taps: as of `ForwardOutput`, but on the device.
     """
 
     answers: list[Answer | None]
     logits: np.ndarray
-    taps: dict[int, np.ndarray] = field(default_factory=dict)
+    taps: Mapping[int, States] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -16,7 +16,8 @@ from paceline.drafters.heads.paged import PagedRunner, keys_of_pairs
 from paceline.drafters.trees.growth import Growth
 from paceline.models.chains import GreedyDraft
 from paceline.models.heads.nets import AutoregressiveNet
-from paceline.models.rows import Part, build_rows
+from paceline.models.rows import Logits, Part, build_rows
+from paceline.models.states import States, concatenate
 from paceline.sampling.randomness import ROOT
 
 
@@ -29,13 +30,18 @@ class AutoregressiveRunner(PagedRunner):
         self._below: dict[str, dict[int, np.ndarray]] = {}
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
-        """Run one pass: for each admitted growth the logits [len(nodes), draft vocab] after its `nodes`."""
-        made = [self._root(growth) if nodes[0] == ROOT else self._nodes(growth, nodes) for growth, nodes in work]
-        parts, fed = [part for part, _ in made], np.concatenate([states for _, states in made])
+        """Run one pass: for each admitted growth the logits [len(nodes), draft vocab] after its `nodes`, all of one
+        level."""
+        if work[0][1][0] == ROOT:
+            parts, sizes, fed = self._roots([growth for growth, _ in work])
+        else:
+            made = [self._nodes(growth, nodes) for growth, nodes in work]
+            parts, sizes = [part for part, _ in made], [len(states) for _, states in made]
+            fed = np.concatenate([states for _, states in made])
         logits, hidden = self._net.forward(build_rows(parts), fed, self.cache)
         found, row, asked = [], 0, 0
-        for (growth, nodes), (_, states) in zip(work, made, strict=True):
-            row += len(states)
+        for (growth, nodes), size in zip(work, sizes, strict=True):
+            row += size
             below = self._below.setdefault(growth.context.request_id, {})
             below.update(zip(nodes, hidden[row - len(nodes) : row].copy(), strict=True))
             found.append(logits[asked : asked + len(nodes)].copy())
@@ -44,10 +50,8 @@ class AutoregressiveRunner(PagedRunner):
 
     def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
         """Greedy chains of `num_tokens` tokens, in one call; only for a net with `draft_greedy`."""
-        made = [self._root(growth) for growth in growths]
-        rows = build_rows([part for part, _ in made])
-        fed = np.concatenate([states for _, states in made])
-        return self._net.draft_greedy(rows, fed, self.cache, num_tokens)  # type: ignore[attr-defined]
+        parts, _, fed = self._roots(growths)
+        return self._net.draft_greedy(build_rows(parts), fed, self.cache, num_tokens)  # type: ignore[attr-defined]
 
     def release(self, request_id: str) -> None:
         super().release(request_id)
@@ -59,21 +63,26 @@ class AutoregressiveRunner(PagedRunner):
 
     def read(self, growth: Growth, kept: Kept, last: int) -> None:
         """Compute committed rows up to `last` without logits."""
-        part, states = self._committed(growth, kept, last, "none")
-        self._net.forward(build_rows([part]), states, self.cache)
+        part, taps = self._committed(growth, kept, last, "none")
+        self._net.forward(build_rows([part]), self._net.project(taps).copy(), self.cache)
 
-    def _root(self, growth: Growth) -> tuple[Part, np.ndarray]:
-        kept = self.pages[growth.context.request_id]
-        self._below[growth.context.request_id] = {}
-        return self._committed(growth, kept, len(growth.context.token_ids) - 1, "last")
+    def _roots(self, growths: Sequence[Growth]) -> tuple[list[Part], list[int], States]:
+        """(committed rows of each growth that are not in the cache yet, their numbers, what all of them are fed)."""
+        made = []
+        for growth in growths:
+            kept = self.pages[growth.context.request_id]
+            self._below[growth.context.request_id] = {}
+            made.append(self._committed(growth, kept, len(growth.context.token_ids) - 1, "last"))
+        fed = self._net.project(concatenate([taps for _, taps in made])).copy()
+        return [part for part, _ in made], [len(taps) for _, taps in made], fed
 
-    def _committed(self, growth: Growth, kept: Kept, last: int, logits) -> tuple[Part, np.ndarray]:
+    def _committed(self, growth: Growth, kept: Kept, last: int, logits: Logits) -> tuple[Part, States]:
         """(rows from the end of the cache to `last` - 1, the target's states for them); recorded as cached."""
         context, start = growth.context, len(kept.tokens)
         following = context.token_ids[start + 1 : last + 1]
         part = Part(kept.pages, start, following, logits=logits)
         kept.tokens += following if start else self.key_of(context.token_ids[: last + 1])
-        return part, self._net.project(self.states.take(context, start, last)).copy()
+        return part, self.states.take(context, start, last)
 
     def _nodes(self, growth: Growth, nodes: Sequence[int]) -> tuple[Part, np.ndarray]:
         """(rows of drafted nodes, the head's state at each node's parent)."""

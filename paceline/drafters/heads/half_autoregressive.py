@@ -118,7 +118,7 @@ class HalfAutoregressiveRunner(PagedRunner):
         positions = np.arange(start, last)
         slots = slot_of(np.asarray(kept.pages), np.arange(max(start - 1, 0), last))
         before = slots[:-1] if start else np.concatenate([[-1], slots[:-1]])
-        fed = self._half.project(self.states.take(context, start, last)).copy()
+        fed = np.array(self._half.project(self.states.take(context, start, last)))
         return _Run(np.asarray(following, np.int32), fed, positions, slots[-len(positions) :], before)
 
     def _logits_below(self, growth: Growth, node: int) -> np.ndarray:

@@ -1,12 +1,12 @@
 """`HiddenStates`: stores the target's hidden states of committed tokens until the head uses them.
 
-States arrive with every step. Missing ones (a prompt's prefix came from the prefix cache, or too many were stored) are
-recomputed by the target over the request's own pages, which rewrites identical keys and values. Not for running heads
-(the runners of this folder).
+States arrive with every step, and stay where they were computed unless there are many. Missing ones (a prompt's prefix
+came from the prefix cache, or too many were stored) are recomputed by the target over the request's own pages, which
+rewrites identical keys and values. Not for running heads (the runners of this folder).
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,12 +14,16 @@ import numpy as np
 from paceline.drafters.base import DraftContext
 from paceline.models.base import CausalLM, KVCache
 from paceline.models.rows import Part, build_rows
+from paceline.models.states import States, concatenate
 from paceline.speculation.outcome import RequestOutcome
 
-Piece = tuple[np.ndarray, ...]
+Piece = tuple[States, ...]
 
 _MOST = 2048
 """Largest number of tokens with stored states per request; older ones are recomputed if needed."""
+_MOST_ON_DEVICE = 256
+"""As many of them stay on a device, before all of a request are fetched to the host; a token of EAGLE-3 takes 18 KB
+beside a model of 1,536 hidden dimensions, and a request that does not draft for long accumulates them."""
 
 
 @dataclass(slots=True)
@@ -32,11 +36,21 @@ class _Held:
     first: int
     end: int
     pieces: deque[Piece] = field(default_factory=deque)
+    num_fetched: int = 0
 
     def add(self, piece: Piece) -> None:
-        """Append the states of the tokens from `end` on."""
+        """Append the states of the tokens from `end` on; fetch all that are on a device when there are many."""
         self.pieces.append(piece)
         self.end += len(piece[0])
+        if isinstance(piece[0], np.ndarray):
+            self.num_fetched = self.end
+        elif self.end - max(self.first, self.num_fetched) > _MOST_ON_DEVICE:
+            self.num_fetched = self.end
+            self.pieces = deque([tuple([np.asarray(states) for states in self.by_tap()])])
+
+    def by_tap(self) -> Piece:
+        """The states of each tap."""
+        return _by_tap(self.pieces)
 
     def drop_before(self, position: int) -> None:
         """Drop the states of tokens before `position`."""
@@ -75,7 +89,7 @@ class HiddenStates:
             held.add(self._piece(outcome.taps))
             held.drop_before(held.end - _MOST)
 
-    def take(self, context: DraftContext, first: int, last: int) -> np.ndarray:
+    def take(self, context: DraftContext, first: int, last: int) -> States:
         """[last - first, taps * hidden] states of the tokens at positions `first` to `last` - 1.
 
         All of them must be in the target's cache. Stored states before the last one are dropped.
@@ -84,20 +98,18 @@ class HiddenStates:
         held.drop_before(first)
         before = self._computed(context, first, min(held.first, last))
         after = self._computed(context, max(first, held.end), last)
-        pieces = [*before, *held.pieces, *after]
-        by_tap = pieces[0] if len(pieces) == 1 else [np.concatenate(states) for states in zip(*pieces, strict=True)]
-        states = np.concatenate(by_tap, axis=1)[: last - first]
+        states = concatenate(_by_tap([*before, *held.pieces, *after]), axis=1)[: last - first]
         held.drop_before(last - 1)
         return states
 
-    def last(self, request_id: str, position: int) -> np.ndarray | None:
-        """[taps * hidden] the state at `position` if it is the latest stored one, else None; earlier ones are
+    def last(self, request_id: str, position: int) -> States | None:
+        """[1, taps * hidden] the state at `position` if it is the latest stored one, else None; earlier ones are
         dropped."""
         held = self._held.get(request_id)
         if held is None or held.end != position + 1:
             return None
         held.drop_before(position)
-        return np.concatenate([states[-1] for states in held.pieces[-1]])
+        return concatenate([states[-1:] for states in held.pieces[-1]], axis=1)
 
     def release(self, request_id: str) -> None:
         """Forget a request."""
@@ -112,5 +124,12 @@ class HiddenStates:
             found.append(self._piece(self._target.forward(build_rows([part]), self._cache, self.taps).taps))
         return found
 
-    def _piece(self, taps: Mapping[int, np.ndarray]) -> Piece:
+    def _piece(self, taps: Mapping[int, States]) -> Piece:
         return tuple([taps[tap] for tap in self.taps])
+
+
+def _by_tap(pieces: Collection[Piece]) -> Piece:
+    """The states of each tap in consecutive pieces."""
+    if len(pieces) == 1:
+        return next(iter(pieces))
+    return tuple([concatenate(states) for states in zip(*pieces, strict=True)])

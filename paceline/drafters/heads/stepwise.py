@@ -13,6 +13,7 @@ from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.trees.growth import Growth
 from paceline.models.chains import GreedyDraft
 from paceline.models.heads.nets import StepNet
+from paceline.models.states import States, concatenate
 from paceline.sampling.randomness import ROOT
 from paceline.speculation.outcome import RequestOutcome
 
@@ -27,7 +28,7 @@ class StepRunner:
     def __init__(self, net: StepNet, states: HiddenStates) -> None:
         self._net, self.states = net, states
         self.can_chain = hasattr(net, "draft_greedy")
-        self._below: dict[str, dict[int, tuple[int, np.ndarray]]] = {}
+        self._below: dict[str, dict[int, tuple[int, States]]] = {}
 
     def can_hold(self, growth: Growth) -> bool:
         """Whether the target's last hidden state is stored; after a change of drafter it comes with the next step."""
@@ -40,7 +41,7 @@ class StepRunner:
             context = growth.context
             state = self.states.last(context.request_id, len(context.token_ids) - 2)
             assert state is not None, "can_hold said so"
-            self._below[context.request_id] = {ROOT: (0, self._net.begin(state[None])[0].copy())}
+            self._below[context.request_id] = {ROOT: (0, self._net.begin(state).copy())}
         return growths
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
@@ -49,14 +50,16 @@ class StepRunner:
         places = [self._place(growth, node) for growth, node in asked]
         tokens = [growth.context.token_ids[-1] if node == ROOT else growth.tokens[node] for growth, node in asked]
         level = places[0][0]
-        logits, states = self._net.step(level, np.stack([state for _, state in places]), np.asarray(tokens, np.int32))
-        for (growth, node), state in zip(asked, states.copy(), strict=True):
-            self._below[growth.context.request_id][node] = (level + 1, state)
+        above = concatenate([state for _, state in places])
+        logits, states = self._net.step(level, above, np.asarray(tokens, np.int32))
+        states = states.copy()
+        for row, (growth, node) in enumerate(asked):
+            self._below[growth.context.request_id][node] = (level + 1, states[row : row + 1])
         return np.split(logits.copy(), np.cumsum([len(nodes) for _, nodes in work])[:-1])
 
     def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
         """Greedy chains of `num_tokens` tokens, in one call; only for a net with `draft_greedy`."""
-        states = np.stack([self._below[growth.context.request_id][ROOT][1] for growth in growths])
+        states = concatenate([self._below[growth.context.request_id][ROOT][1] for growth in growths])
         last = np.array([growth.context.token_ids[-1] for growth in growths], np.int32)
         return self._net.draft_greedy(states, last, num_tokens)  # type: ignore[attr-defined]
 
@@ -69,7 +72,7 @@ class StepRunner:
         """Forget a request."""
         self._below.pop(request_id, None)
 
-    def _place(self, growth: Growth, node: int) -> tuple[int, np.ndarray]:
-        """(level, state) that the children of `node` are drafted from."""
+    def _place(self, growth: Growth, node: int) -> tuple[int, States]:
+        """(level, state [1, n]) that the children of `node` are drafted from."""
         below = self._below[growth.context.request_id]
         return below[ROOT] if node == ROOT else below[growth.parents[node]]

@@ -23,6 +23,7 @@ from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.cuda_executor.fetch import Fetch, Fetched
 from paceline.models.cuda_executor.laws import picks_of
 from paceline.models.cuda_executor.passes import CudaKVCache, Passes
+from paceline.models.torch_executor.device_states import DeviceStates
 from paceline.sampling.answered import Question
 
 _MEMORY = 1 / 8
@@ -35,8 +36,10 @@ Questions = Sequence[Question]
 class Launch(Protocol):
     """Starts a pass."""
 
-    def __call__(self, rows: Rows, cache: CudaKVCache, questions: Questions, *, is_foreseen: bool = False) -> Tensor:
-        """The table of answers to `questions` on the device; see `CudaModel.launch` for the rest."""
+    def __call__(
+        self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions, *, is_foreseen: bool = False
+    ) -> tuple[Tensor, DeviceStates | None]:
+        """The table of answers to `questions` on the device, and the states of `taps`; see `CudaModel.launch`."""
         ...
 
 
@@ -46,18 +49,22 @@ class _Pass:
 
     Attributes:
         rows: its rows, with tokens once they are known.
+        taps: layers whose states it returns.
         questions: about its rows.
         cache: weak reference to its cache; `changes` is that of the cache when the pass was launched.
         number: number of passes of the network when it was launched, including this one.
         fetched: the answers.
+        states: of the taps.
     """
 
     rows: Rows
+    taps: tuple[int, ...]
     questions: Questions
     cache: ref[CudaKVCache]
     changes: int
     number: int
     fetched: Fetched
+    states: DeviceStates | None
 
 
 class Foreseen:
@@ -68,7 +75,8 @@ class Foreseen:
 
     Args:
         launch: starts a pass.
-        has_recorded: whether a pass over these rows and this cache has its graph; see `Passes.has_recorded`.
+        has_recorded: whether a pass over these rows and this cache with these taps has its graph; see
+            `Passes.has_recorded`.
         passes: counts passes.
         fetch: copies answers to the host; not shared with others.
         max_positions: maximum position of the model.
@@ -79,8 +87,8 @@ class Foreseen:
     """
 
     def __init__(
-        self, launch: Launch, has_recorded: Callable[[Rows, CudaKVCache], bool], passes: Passes, fetch: Fetch,
-        max_positions: int, clock: Callable[[], float] = time.perf_counter,
+        self, launch: Launch, has_recorded: Callable[[Rows, CudaKVCache, tuple[int, ...]], bool], passes: Passes,
+        fetch: Fetch, max_positions: int, clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self._launch, self._has_recorded, self._passes, self._fetch = launch, has_recorded, passes, fetch
         self._max_positions, self._clock = max_positions, clock
@@ -89,14 +97,17 @@ class Foreseen:
         self._share, self._pass_seconds, self._host_seconds, self._returned = 0.0, 0.0, 0.0, 0.0
         self.num_foreseen = self.num_taken = 0
 
-    def answers(self, rows: Rows, cache: CudaKVCache, questions: Questions) -> np.ndarray:
-        """The table of answers [K, n] for `rows`, for which `is_plain` holds; waits for the device."""
+    def answers(
+        self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions
+    ) -> tuple[np.ndarray, DeviceStates | None]:
+        """The table of answers [K, n] for `rows`, for which `is_plain` holds, and the states of `taps` [K, ..], None
+        without taps; waits for the device."""
         self._expect(rows, cache)
         ahead, self._next = self._next, None
-        own = None if ahead is None else _places(rows, cache, questions, ahead)
+        own = None if ahead is None else _places(rows, cache, taps, questions, ahead)
         began, num_graphs = self._clock(), len(cache.graphs)
         if ahead is None or own is None:
-            current, own = self._begun(rows, cache, questions), np.arange(len(rows.slots))
+            current, own = self._begun(rows, cache, taps, questions), np.arange(len(rows.slots))
         else:
             current = ahead
             self.num_taken += 1
@@ -109,8 +120,11 @@ class Foreseen:
         if current is not ahead and self._next is None and num_graphs == len(cache.graphs):  # one pass and no more
             self._pass_seconds += _MEMORY * (self._clock() - began - self._pass_seconds)
         self._last = ref(cache), cache.changes, rows.positions
+        states = current.states
+        if states is not None and len(own) < len(states):
+            states = states[own.tolist()]
         self._returned = self._clock()
-        return table
+        return table, states
 
     def _expect(self, rows: Rows, cache: CudaKVCache) -> None:
         """Update the averages: whether this step was predictable, and the host's time before it."""
@@ -122,9 +136,12 @@ class Foreseen:
         if follows:
             self._host_seconds += _MEMORY * (self._clock() - self._returned - self._host_seconds)
 
-    def _begun(self, rows: Rows, cache: CudaKVCache, questions: Questions, is_foreseen: bool = False) -> _Pass:
-        table = self._launch(rows, cache, questions, is_foreseen=is_foreseen)
-        return _Pass(rows, questions, ref(cache), cache.changes, self._passes.num_launched, self._fetch(table))
+    def _begun(
+        self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions, is_foreseen: bool = False
+    ) -> _Pass:
+        table, states = self._launch(rows, cache, taps, questions, is_foreseen=is_foreseen)
+        number, fetched = self._passes.num_launched, self._fetch(table)
+        return _Pass(rows, taps, questions, ref(cache), cache.changes, number, fetched, states)
 
     def _begun_after(
         self, current: _Pass, rows: Rows, own: np.ndarray, cache: CudaKVCache, questions: Questions
@@ -133,10 +150,10 @@ class Foreseen:
         if current.number != self._passes.num_launched:  # its tokens have been overwritten on the device
             return None
         following, asked = self._following(rows, own), [each.following() for each in questions]
-        if following is None or None in asked or not self._has_recorded(following, cache):
+        if following is None or None in asked or not self._has_recorded(following, cache, current.taps):
             return None
         try:
-            begun = self._begun(following, cache, cast(Questions, asked), is_foreseen=True)
+            begun = self._begun(following, cache, current.taps, cast(Questions, asked), is_foreseen=True)
         except RuntimeError:  # the error will be raised when the engine asks for that pass
             return None
         self.num_foreseen += 1
@@ -164,20 +181,22 @@ class Foreseen:
         )
 
 
-def is_plain(rows: Rows, taps: tuple[int, ...], questions: Sequence[Question | None]) -> bool:
-    """Whether each request has one row, without branches or taps, and a pick of an unedited law is requested."""
+def is_plain(rows: Rows, questions: Sequence[Question | None]) -> bool:
+    """Whether each request has one row, without branches, and a pick of an unedited law is requested."""
     size = len(rows.slots)
-    if taps or not size == len(rows.logit_rows) == len(rows.page_tables) or rows.branch_slots.size:
+    if not size == len(rows.logit_rows) == len(rows.page_tables) or rows.branch_slots.size:
         return False
     if rows.num_keys is not None or (rows.segments != np.arange(size)).any():
         return False
     return all([each is not None and each.edits is None and not each.trials for each in questions])
 
 
-def _places(rows: Rows, cache: CudaKVCache, questions: Questions, ahead: _Pass) -> np.ndarray | None:
-    """Indices of `rows` in a pass launched ahead; None where one is not in it or has another question there, or the
-    cache has changed since."""
-    if ahead.cache() is not cache or ahead.changes != cache.changes:
+def _places(
+    rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions, ahead: _Pass
+) -> np.ndarray | None:
+    """Indices of `rows` in a pass launched ahead; None where one is not in it or has another question there, its taps
+    are others, or the cache has changed since."""
+    if ahead.cache() is not cache or ahead.changes != cache.changes or ahead.taps != taps:
         return None
     known = ahead.rows
     if len(rows.slots) == len(known.slots):

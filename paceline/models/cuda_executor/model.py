@@ -29,9 +29,11 @@ from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below
 from paceline.models.cuda_executor.passes import CudaKVCache, Launched, Passes, likeliest
 from paceline.models.cuda_executor.staging import LARGEST
 from paceline.models.dtypes import activations_beside_blocks
+from paceline.models.torch_executor.device_states import DeviceStates
 from paceline.models.torch_executor.model import (
     DecoderStack,
     Stage,
+    Taps,
     TorchModel,
     check_rows,
     fetched,
@@ -134,8 +136,8 @@ class CudaModel(TorchModel):
         fetch = Fetch(self._stage.device)
         return Foreseen(self._launch_drawn, self._has_recorded, self.passes, fetch, self.config.max_position_embeddings)
 
-    def _has_recorded(self, rows: Rows, cache: CudaKVCache) -> bool:
-        return self.passes.has_recorded(rows, cache, self._name(()))
+    def _has_recorded(self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...]) -> bool:
+        return self.passes.has_recorded(rows, cache, self._name(taps))
 
     def _name(self, taps: tuple[int, ...]) -> tuple:
         """Key of the graphs of passes of these layers with these taps."""
@@ -153,25 +155,38 @@ class CudaModel(TorchModel):
             InvalidParameter: a cache of another executor, or a row or tap outside the model.
         """
         launched = self.launch(rows, cache, taps)
-        return fetched(launched.logits, launched.taps)
+        return fetched(launched.logits, self._by_tap(launched.states, taps))
 
     @torch.inference_mode()
     def forward_drawn(
         self, rows: Rows, cache: KVCache, taps: tuple[int, ...], questions: Sequence[Question | None]
     ) -> DrawnOutput:
         """See `DrawsLaws`: questions are copied to the device before the pass, and only answers and rows come back."""
-        if isinstance(cache, CudaKVCache) and is_plain(rows, taps, questions) and self.passes.fits(rows):
-            table = self._foreseen.answers(rows, cache, cast(Sequence[Question], questions))
-            return DrawnOutput(read_answers(table, questions), np.empty((0, self.config.vocab_size), np.float32), {})
+        if isinstance(cache, CudaKVCache) and is_plain(rows, questions) and self.passes.fits(rows):
+            table, kept = self._foreseen.answers(rows, cache, taps, cast(Sequence[Question], questions))
+            no_logits = np.empty((0, self.config.vocab_size), np.float32)
+            return DrawnOutput(read_answers(table, questions), no_logits, self._held(kept, taps))
         wide = self._wide(questions)
         wanted = [row for row, each in enumerate(questions) if each is None]
         index = torch.tensor(wanted, device=self._stage.device) if wanted else None
         logits, states, peaks = self.launch(rows, cache, taps)
-        kept = [] if index is None else [logits[index]]
-        hidden = [state.float() for state in states.values()]
-        table, *copies = self._fetch(self._answers(logits, peaks, wide), *kept, *hidden).wait()
-        given = copies.pop(0) if kept else np.empty((0, self.config.vocab_size), np.float32)
-        return DrawnOutput(read_answers(table, questions), given, dict(zip(states, copies, strict=True)))
+        asked = [] if index is None else [logits[index]]
+        kept = None if states is None else DeviceStates(states.clone())
+        table, *copies = self._fetch(self._answers(logits, peaks, wide), *asked).wait()
+        given = copies[0] if asked else np.empty((0, self.config.vocab_size), np.float32)
+        return DrawnOutput(read_answers(table, questions), given, self._held(kept, taps))
+
+    def _by_tap(self, states: Tensor | None, taps: tuple[int, ...]) -> Taps:
+        """The states of each tap, [M, hidden]."""
+        if states is None:
+            return {}
+        return dict(zip(taps, states.split(self.config.hidden_size, dim=1), strict=True))
+
+    def _held(self, states: DeviceStates | None, taps: tuple[int, ...]) -> dict[int, DeviceStates]:
+        """`_by_tap` of states that stay on the device."""
+        if states is None:
+            return {}
+        return dict(zip(taps, states.by_column(self.config.hidden_size), strict=True))
 
     def _wide(self, questions: Sequence[Question | None]) -> Wide | None:
         self._send.begin()
@@ -183,15 +198,17 @@ class CudaModel(TorchModel):
             return answers_of(logits, peaks, wide, self._race)
 
     def _launch_drawn(
-        self, rows: Rows, cache: CudaKVCache, questions: Sequence[Question], *, is_foreseen: bool = False
-    ) -> Tensor:
-        """Start a pass; the table of answers on the device, whose picks the next pass can begin with (`launch`)."""
+        self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Sequence[Question], *,
+        is_foreseen: bool = False,
+    ) -> tuple[Tensor, DeviceStates | None]:  # fmt: skip
+        """Start a pass; the table of answers on the device, whose picks the next pass can begin with (`launch`), and
+        the taps' states."""
         wide = self._wide(questions)
-        launched = self.launch(rows, cache, is_foreseen=is_foreseen)
+        launched = self.launch(rows, cache, taps, is_foreseen=is_foreseen)
         table = self._answers(launched.logits, launched.peaks, wide)
         if wide is not None:
             self._picks[: len(table)] = picks_of(table).int()
-        return table
+        return table, None if launched.states is None else DeviceStates(launched.states.clone())
 
     @torch.inference_mode()
     def draft_greedy(self, rows: Rows, cache: KVCache, num_tokens: int) -> GreedyDraft:
@@ -233,16 +250,16 @@ class CudaModel(TorchModel):
             check_rows(self.config, rows, taps)
         if self.attention == "sdpa":
             logits, tapped = self._scored(rows, cache, taps)
-            return Launched(logits, tapped, peaks_of(logits))
+            return Launched(logits, _side_by_side(tapped, taps), peaks_of(logits))
         num_asked = len(rows.logit_rows)
         logits, peaks, *states = self.passes.run(
             rows, cache, self._name(taps), lambda placed, asked, _: self._compute(placed, cache, taps, asked)
         )
-        tapped = {tap: state[: len(rows.token_ids)] for tap, state in zip(taps, states, strict=True)}
+        tapped = states[0][: len(rows.token_ids)] if states else None
         return Launched(logits[:num_asked], tapped, peaks[:num_asked])
 
     def _compute(self, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], asked: int) -> Outputs:
-        """The logits of the first `asked` logit rows, their peaks, and the states of each tap."""
+        """The logits of the first `asked` logit rows, their peaks, and the states of the taps, if there are any."""
         out = self.passes.place_of_logits(asked)
         logits, *states = self._through(placed.token_ids, placed, cache, taps, placed.logit_rows[:asked], out)
         return logits, self._peaks_of(logits), *states
@@ -272,7 +289,7 @@ class CudaModel(TorchModel):
         self, tokens: Tensor, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], asked: Tensor,
         out: Tensor | None,
     ) -> Outputs:  # fmt: skip
-        """Logits [K, vocab] of the rows `asked` [K], in `out` where possible, and the states of each tap."""
+        """Logits [K, vocab] of the rows `asked` [K], in `out` where possible, and with taps their states."""
         with row_invariant(self._stage.device) if self.deterministic else nullcontext():
             stage, attend = self._stage, attention_over(self.attention, placed)
             x, where = self._embedded(tokens, placed.positions), (placed.positions, placed.slots, attend, cache)
@@ -283,4 +300,10 @@ class CudaModel(TorchModel):
             else:
                 step = stage.pass_over(*where, self._fused.row_angles)
                 logits, tapped = self._fused.run(stage, x, step, taps, asked, out)
-        return logits, *(tapped[tap] for tap in taps)
+        states = _side_by_side(tapped, taps)
+        return (logits,) if states is None else (logits, states)
+
+
+def _side_by_side(tapped: Taps, taps: tuple[int, ...]) -> Tensor | None:
+    """[M, taps * hidden] the states of `taps`; None where there are no taps."""
+    return torch.cat([tapped[tap] for tap in taps], dim=1) if taps else None

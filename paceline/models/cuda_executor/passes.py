@@ -19,7 +19,6 @@ from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, g
 from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below, num_splits
 from paceline.models.cuda_executor.staging import LARGEST, Staging, asked_bucket, bucket_of
 from paceline.models.torch_executor.cache import TorchKVCache
-from paceline.models.torch_executor.model import Taps
 
 Compute = Callable[[PagedRows, int, Sequence[Tensor]], Outputs]
 """(rows, number of logit rows, input tensors [rows, n]) to logits [logit rows, n] and other outputs."""
@@ -56,12 +55,12 @@ class Launched(NamedTuple):
 
     Attributes:
         logits: [K, vocab] float32.
-        taps: [M, hidden] of each.
+        states: [M, taps * hidden], the taps side by side; None without taps.
         peaks: [K, 2] of the logits, see `laws.peaks_of`.
     """
 
     logits: Tensor
-    taps: Taps
+    states: Tensor | None
     peaks: Tensor
 
 
@@ -94,14 +93,12 @@ class Passes:
         self._num_logits, self._logits = num_logits, torch.empty(0)
         self.num_launched = 0
 
-    def run(
-        self, rows: Rows, cache: CudaKVCache, name: tuple, compute: Compute, fed: Sequence[np.ndarray] = ()
-    ) -> Outputs:
+    def run(self, rows: Rows, cache: CudaKVCache, name: tuple, compute: Compute, fed: Sequence[Tensor] = ()) -> Outputs:
         """Outputs of `compute` for `rows`, on the device and possibly with padding rows; valid until the next pass.
 
         Args:
             name: distinguishes `compute` from other functions over the same cache.
-            fed: input arrays [M, n] float32 of the rows.
+            fed: inputs [M, n] float32 of the rows, on the device or the host.
         """
         asked = len(rows.logit_rows)
         self._count(cache)
@@ -109,14 +106,11 @@ class Passes:
             how = (cache.spare_slot, self._tile, num_splits(rows))
             if not self.fits(rows):
                 placed = self._staging.place_apart(rows, *how)
-                return compute(placed, asked, [torch.from_numpy(one).to(self.device) for one in fed])
+                return compute(placed, asked, [one.to(self.device) for one in fed])
             placed = self._staging.place(rows, *how)
             key = _key(rows, name, how[-1])
             *_, bucket, count, _ = key
-            return self._replay(
-                cache, key, lambda static: compute(placed, count, static), [torch.from_numpy(one) for one in fed],
-                bucket,
-            )  # fmt: skip
+            return self._replay(cache, key, lambda static: compute(placed, count, static), fed, bucket)
 
     def fits(self, rows: Rows) -> bool:
         """Whether a pass over `rows` can be run as a graph."""

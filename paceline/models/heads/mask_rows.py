@@ -3,29 +3,34 @@
 For greedy chains. Not for what a pass computes (`nets.py`), nor for block heads, whose rows attend to each other.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from paceline.models.base import PAGE_SIZE, KVCache, Rows
 from paceline.models.chains import GreedyDraft
-from paceline.models.heads.nets import AutoregressiveNet
+from paceline.models.heads.nets import NetOutput
 
 
-def draft_masks(net: AutoregressiveNet, mask_state: np.ndarray, rows: Rows, hidden: np.ndarray, cache: KVCache,
-                num_tokens: int) -> GreedyDraft:  # fmt: skip
-    """A greedy chain after each logit row, in one pass of `net`.
+def draft_masks(
+    forward: Callable[[Rows, np.ndarray, KVCache], NetOutput], ids: np.ndarray | None, mask_state: np.ndarray,
+    rows: Rows, hidden: np.ndarray, cache: KVCache, num_tokens: int,
+) -> GreedyDraft:  # fmt: skip
+    """A greedy chain after each logit row, in one pass.
 
     Args:
-        mask_state: [hidden] input state of a mask row, by which `net` recognises it.
+        forward: of the net, `AutoregressiveNet.forward`.
+        ids: its `HeadRecord.draft_ids`.
+        mask_state: [hidden] input state of a mask row, by which the net recognises it.
         rows, hidden, cache: as for `AutoregressiveNet.forward`; the logit rows are the last of their segments, whose
             pages hold `num_tokens` - 1 more slots.
         num_tokens: tokens to draft, 1 or more.
     """
     masks, order = with_masks(rows, num_tokens - 1)
     states = np.broadcast_to(mask_state, (len(order) - len(hidden), len(mask_state)))
-    logits, _ = net.forward(masks, np.concatenate([hidden, states])[order], cache)
+    logits, _ = forward(masks, np.concatenate([hidden, states])[order], cache)
     logits = logits.reshape(-1, num_tokens, logits.shape[1])
-    best, ids = logits.argmax(axis=2), net.record.draft_ids
-    highest = logits.max(axis=2, keepdims=True)
+    best, highest = logits.argmax(axis=2), logits.max(axis=2, keepdims=True)
     tokens = best if ids is None else ids[best]
     return GreedyDraft(tokens.astype(np.int32), 1 / np.exp(logits - highest).sum(axis=2))
 

@@ -1,7 +1,8 @@
 """Interfaces of the networks of draft heads; executors implement them, `drafters/heads/` drafts with them.
 
 Logits are over the head's own vocabulary (`HeadRecord.draft_ids`). Arrays are float32 unless stated otherwise; results
-are valid until the next call of the same net. Nothing here knows of requests, trees or randomness.
+are valid until the next call of the same net. Nets beside a target on a device also take and return `States` that stay
+there. Nothing here knows of requests, trees or randomness.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import numpy as np
 
 from paceline.models.base import KVCache, Rows
 from paceline.models.heads.record import HeadRecord
+from paceline.models.states import States
 
 
 class NetOutput(NamedTuple):
@@ -34,11 +36,11 @@ class AutoregressiveNet(Protocol):
         """An empty cache for its layers."""
         ...
 
-    def project(self, taps: np.ndarray) -> np.ndarray:
+    def project(self, taps: States) -> States:
         """[n, hidden] what a row is fed, from the target's hidden states [n, taps * target hidden]."""
         ...
 
-    def forward(self, rows: Rows, hidden: np.ndarray, cache: KVCache) -> NetOutput:
+    def forward(self, rows: Rows, hidden: States, cache: KVCache) -> NetOutput:
         """One pass over `rows` with input states `hidden` [M, hidden]; it returns the input states of children."""
         ...
 
@@ -65,11 +67,11 @@ class HalfAutoregressiveNet(Protocol):
         """An empty cache."""
         ...
 
-    def project(self, taps: np.ndarray) -> np.ndarray:
+    def project(self, taps: States) -> States:
         """[n, hidden] what a row is fed, from the target's hidden states [n, taps * target hidden]."""
         ...
 
-    def extend(self, tokens: np.ndarray, hidden: np.ndarray, positions: np.ndarray, slots: np.ndarray,
+    def extend(self, tokens: np.ndarray, hidden: States, positions: np.ndarray, slots: np.ndarray,
                before: np.ndarray, cache: KVCache) -> None:  # fmt: skip
         """Write keys, values and recurrent states of n rows.
 
@@ -98,7 +100,7 @@ class BlockNet(Protocol):
         """An empty cache for its layers."""
         ...
 
-    def inject(self, taps: np.ndarray, positions: np.ndarray, slots: np.ndarray, cache: KVCache) -> None:
+    def inject(self, taps: States, positions: np.ndarray, slots: np.ndarray, cache: KVCache) -> None:
         """Write the keys and values of committed tokens at `positions` [n] to `slots` [n].
 
         Args:
@@ -125,11 +127,11 @@ class StepNet(Protocol):
 
     record: HeadRecord
 
-    def begin(self, hidden: np.ndarray) -> np.ndarray:
+    def begin(self, hidden: States) -> States:
         """Initial states [n, state], from the target's taps [n, taps * target hidden] at the token before the last."""
         ...
 
-    def step(self, level: int, states: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def step(self, level: int, states: States, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Logits [n, draft vocab] of level `level` (0 is the first drafted token), and states [n, state] of the next.
 
         Args:

@@ -235,18 +235,17 @@ def test_draws_are_launched_on_the_models_own_device(model, monkeypatch):
 
 def test_only_plain_rows_are_foreseen():
     rows = build_rows([Part((0,), 0, [1]), Part((1,), 0, [1])])
-    assert is_plain(rows, (), [GREEDY, GREEDY])
-    assert not is_plain(rows, (2,), [GREEDY, GREEDY])
-    assert not is_plain(rows, (), [GREEDY, None])
+    assert is_plain(rows, [GREEDY, GREEDY])
+    assert not is_plain(rows, [GREEDY, None])
     sampled = Question(1.0, 0.0, 0, 1.0, None, 0)
     tried = Question(0.0, 0.0, 0, 1.0, None, 0, ((3, Law(np.array([3]), np.array([1.0]))),))
     none = np.zeros(0, np.int64)
     edited = Question(0.0, 0.0, 0, 1.0, Edits(none, none, none, none, 1.0, np.array([4]), None), 0)
-    assert is_plain(rows, (), [GREEDY, sampled])
+    assert is_plain(rows, [GREEDY, sampled])
     for other in (tried, edited):
-        assert not is_plain(rows, (), [GREEDY, other])
-    assert not is_plain(build_rows([Part((0,), 0, [1, 2])]), (), [GREEDY, GREEDY])
-    assert not is_plain(build_rows([Part((0,), 0, [1, 2], logits="last")]), (), [GREEDY])
+        assert not is_plain(rows, [GREEDY, other])
+    assert not is_plain(build_rows([Part((0,), 0, [1, 2])]), [GREEDY, GREEDY])
+    assert not is_plain(build_rows([Part((0,), 0, [1, 2], logits="last")]), [GREEDY])
     sparse = Rows(**{name: getattr(rows, name) for name in rows.__slots__ if name != "num_keys"},
                   num_keys=np.array([1, 1], np.int32))  # fmt: skip
-    assert not is_plain(sparse, (), [GREEDY, GREEDY])
+    assert not is_plain(sparse, [GREEDY, GREEDY])

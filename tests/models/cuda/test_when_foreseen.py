@@ -27,12 +27,12 @@ class Steps:
         self._cache = CudaKVCache(small_config(), 40, CPU, torch.float32)
         self.foreseen = Foreseen(self._launch, lambda *_: True, self._passes, Fetch(CPU), 512, lambda: self.now)
 
-    def _launch(self, rows, cache, questions, *, is_foreseen=False):
+    def _launch(self, rows, cache, taps, questions, *, is_foreseen=False):
         self._passes.num_launched += 1
         cache.changes += 1
         cache.graphs["only"] = (lambda: ()), ()
         self.now += 0.0 if is_foreseen else PASS
-        return torch.tensor([[5.0, 1.0]], dtype=torch.float64)
+        return torch.tensor([[5.0, 1.0]], dtype=torch.float64), None
 
     def run(self, count, *, follow):
         """So many, between which somebody else runs passes unless each is to follow from the one before."""
@@ -40,7 +40,8 @@ class Steps:
             self.now += HOST
             self._cache.changes += not follow
             rows = build_rows([Part(range(40), self._place, [5])])
-            assert self.foreseen.answers(rows, self._cache, [GREEDY]).tolist() == [[5.0, 1.0]]
+            table, states = self.foreseen.answers(rows, self._cache, (), [GREEDY])
+            assert table.tolist() == [[5.0, 1.0]] and states is None
             self._place += 1
 
 

@@ -1,7 +1,7 @@
 """Draft heads on a GPU: passes in static shapes as CUDA graphs, greedy chains in one or two graphs.
 
 The networks are those of `torch_executor/heads/`; attention (over the pages of `paged_rows.py`) and synchronisation are
-replaced. Not for Falcon, whose rows are sequential.
+replaced, and what greedy chains are fed stays on the device. Not for Falcon, whose rows are sequential.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,9 @@ from paceline.models.cuda_executor.passes import CudaKVCache, Passes, likeliest
 from paceline.models.cuda_executor.staging import bucket_of
 from paceline.models.heads.nets import NetOutput
 from paceline.models.heads.record import HeadRecord
+from paceline.models.states import States
 from paceline.models.torch_executor.attention import AttentionForm
+from paceline.models.torch_executor.device_states import DeviceStates
 from paceline.models.torch_executor.heads.nets import (
     Mixes,
     PagedNet,
@@ -76,13 +78,18 @@ class CudaAutoregressiveNet(_Paged, TorchAutoregressiveNet):
     """See `AutoregressiveNet`."""
 
     @torch.inference_mode()
-    def forward(self, rows: Rows, hidden: np.ndarray, cache: KVCache) -> NetOutput:
+    def project(self, taps: States) -> DeviceStates:
+        """See `AutoregressiveNet.project`; the result stays on the device."""
+        return DeviceStates(self.net.project(self._each(taps)))
+
+    @torch.inference_mode()
+    def forward(self, rows: Rows, hidden: States, cache: KVCache) -> NetOutput:
         """See `AutoregressiveNet.forward`."""
         logits, fed = self._started(rows, hidden, cast(CudaKVCache, cache))
         return NetOutput(fetched(logits[: len(rows.logit_rows)]), fetched(fed[: len(rows.token_ids)]))
 
     @torch.inference_mode()
-    def draft_greedy(self, rows: Rows, hidden: np.ndarray, cache: KVCache, num_tokens: int) -> GreedyDraft:
+    def draft_greedy(self, rows: Rows, hidden: States, cache: KVCache, num_tokens: int) -> GreedyDraft:
         """See `DraftsChains.draft_greedy`, and `forward` for `hidden`: a graph for the rows, and one for the loop."""
         own = cast(CudaKVCache, cache)
         logits, fed = self._started(rows, hidden, own)
@@ -91,12 +98,12 @@ class CudaAutoregressiveNet(_Paged, TorchAutoregressiveNet):
         below = partial(self._below, cache=own)
         return self._passes.chain(rows, own, ("head",), begun, num_tokens, below, self._ids)
 
-    def _started(self, rows: Rows, hidden: np.ndarray, cache: CudaKVCache) -> Outputs:
+    def _started(self, rows: Rows, hidden: States, cache: CudaKVCache) -> Outputs:
         def compute(placed: PagedRows, asked: int, static: Sequence[Tensor]) -> Outputs:
             read, fed = self._run(placed, placed.token_ids, static[0], cache)
             return scored(read[placed.logit_rows[:asked].long()], self.net.rows), fed
 
-        return self._passes.run(rows, cache, ("head",), compute, [np.ascontiguousarray(hidden, np.float32)])
+        return self._passes.run(rows, cache, ("head",), compute, [self.floats(hidden)])
 
     def _below(self, placed: PagedRows, tokens: Tensor, states: Sequence[Tensor], cache: CudaKVCache) -> Outputs:
         read, fed = self._run(placed, tokens, states[0], cache)
@@ -161,18 +168,23 @@ class CudaStepNet(TorchStepNet):
         self._graphs: dict[tuple[int, int], tuple[Graph, Tensor, Tensor]] = {}
 
     @torch.inference_mode()
-    def draft_greedy(self, states: np.ndarray, tokens: np.ndarray, num_tokens: int) -> GreedyDraft:
+    def begin(self, hidden: States) -> DeviceStates:
+        """See `StepNet.begin`; the result stays on the device."""
+        return DeviceStates(self.begun(hidden))
+
+    @torch.inference_mode()
+    def draft_greedy(self, states: States, tokens: np.ndarray, num_tokens: int) -> GreedyDraft:
         """A chain of the likeliest tokens for each request; arguments as of `step`, from level 0 on."""
-        count = len(tokens)
+        count, fed = len(tokens), self.floats(states)
         bucket = bucket_of(count) or count
         with on_device(self.device):
             if (bucket, num_tokens) not in self._graphs:
-                above = torch.zeros(bucket, states.shape[1], device=self.device)
+                above = torch.zeros(bucket, fed.shape[1], device=self.device)
                 before = torch.zeros(bucket, dtype=torch.long, device=self.device)
                 graph = self._capture(partial(self._chained, above, before, num_tokens))
                 self._graphs[bucket, num_tokens] = graph, above, before
             graph, above, before = self._graphs[bucket, num_tokens]
-            above[:count].copy_(self.floats(states))
+            above[:count].copy_(fed)
             before[:count].copy_(self.index(tokens))
             return read_table(graph()[0][:, :, :count])
 

@@ -42,4 +42,4 @@ class NumbaParallelEagle(NumbaAutoregressiveNet):
 
     def draft_greedy(self, rows: Rows, hidden: np.ndarray, cache: KVCache, num_tokens: int) -> GreedyDraft:
         """See `NumbaAutoregressiveNet.draft_greedy`; the logit rows are the last of their segments."""
-        return draft_masks(self, self._mask_state, rows, hidden, cache, num_tokens)
+        return draft_masks(self.forward, self.record.draft_ids, self._mask_state, rows, hidden, cache, num_tokens)

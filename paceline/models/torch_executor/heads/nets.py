@@ -1,7 +1,7 @@
 """The interfaces of `models/heads/nets.py` in torch, for the networks that are trained.
 
-They are the reference for faster executors, and run on the device of a target that runs in torch. Inputs and outputs
-are NumPy arrays; attention reads paged keys and values.
+They are the reference for faster executors, and run on the device of a target that runs in torch. Outputs are NumPy
+arrays; attention reads paged keys and values.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,9 @@ from paceline.models.chains import GreedyDraft
 from paceline.models.heads.mask_rows import draft_masks
 from paceline.models.heads.nets import NetOutput
 from paceline.models.heads.record import HeadRecord
+from paceline.models.states import States
 from paceline.models.torch_executor.cache import SegmentView, TorchKVCache, segment_views
+from paceline.models.torch_executor.device_states import tensor_of
 from paceline.models.torch_executor.heads.blockwise import Blockwise
 from paceline.models.torch_executor.heads.dspark import DSpark
 from paceline.models.torch_executor.heads.eagle import Eagle
@@ -34,7 +36,7 @@ Mixes = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class OnDevice:
-    """A net whose inputs and outputs are NumPy arrays."""
+    """A net whose inputs are NumPy arrays or `DeviceStates`, and whose outputs are NumPy arrays."""
 
     net: Any
 
@@ -47,9 +49,9 @@ class OnDevice:
         """`values` [n] as int64 on the device."""
         return torch.as_tensor(np.asarray(values), dtype=torch.long).to(self.device)
 
-    def floats(self, values: np.ndarray) -> Tensor:
+    def floats(self, values: States) -> Tensor:
         """`values` [n, ..] as float32 on the device."""
-        return torch.from_numpy(np.ascontiguousarray(values, np.float32)).to(self.device)
+        return tensor_of(values, self.device).float()
 
 
 def fetched(tensor: Tensor) -> np.ndarray:
@@ -87,7 +89,7 @@ class PagedNet(OnDevice):
             y = layer.leave(residual, mixes(layer.self_attn.queries(x, positions), keys, values))
         return y
 
-    def _each(self, taps: np.ndarray) -> Tensor:
+    def _each(self, taps: States) -> Tensor:
         """`taps` [n, taps * hidden] as a tensor [n, taps, hidden]."""
         return self.floats(taps).view(len(taps), len(self.record.config.taps), -1)
 
@@ -106,12 +108,12 @@ class TorchAutoregressiveNet(PagedNet):
     """See `AutoregressiveNet`; for `Eagle3` and `Eagle`."""
 
     @torch.inference_mode()
-    def project(self, taps: np.ndarray) -> np.ndarray:
+    def project(self, taps: States) -> States:
         """See `AutoregressiveNet.project`."""
         return fetched(self.net.project(self._each(taps)))
 
     @torch.inference_mode()
-    def forward(self, rows: Rows, hidden: np.ndarray, cache: KVCache) -> NetOutput:
+    def forward(self, rows: Rows, hidden: States, cache: KVCache) -> NetOutput:
         """See `AutoregressiveNet.forward`."""
         return self._output(rows, self.index(rows.token_ids), self.floats(hidden), cache)
 
@@ -133,7 +135,7 @@ class TorchParallelEagle(TorchAutoregressiveNet):
         self._handed_on = fetched(self._mask_state)
 
     @torch.inference_mode()
-    def forward(self, rows: Rows, hidden: np.ndarray, cache: KVCache) -> NetOutput:
+    def forward(self, rows: Rows, hidden: States, cache: KVCache) -> NetOutput:
         """See `AutoregressiveNet.forward`; rows whose input is the mask state are masks, whatever their token."""
         fed = self.floats(hidden)
         masked = (fed == self._mask_state).all(dim=1)
@@ -141,16 +143,17 @@ class TorchParallelEagle(TorchAutoregressiveNet):
         logits, _ = self._output(rows, tokens, fed, cache)
         return NetOutput(logits, np.tile(self._handed_on, (len(hidden), 1)))
 
-    def draft_greedy(self, rows: Rows, hidden: np.ndarray, cache: KVCache, num_tokens: int) -> GreedyDraft:
+    def draft_greedy(self, rows: Rows, hidden: States, cache: KVCache, num_tokens: int) -> GreedyDraft:
         """See `draft_masks`."""
-        return draft_masks(self, self._handed_on, rows, hidden, cache, num_tokens)
+        fed = np.asarray(hidden)
+        return draft_masks(self.forward, self.record.draft_ids, self._handed_on, rows, fed, cache, num_tokens)
 
 
 class TorchBlockNet(PagedNet):
     """See `BlockNet`; for `DSpark`."""
 
     @torch.inference_mode()
-    def inject(self, taps: np.ndarray, positions: np.ndarray, slots: np.ndarray, cache: KVCache) -> None:
+    def inject(self, taps: States, positions: np.ndarray, slots: np.ndarray, cache: KVCache) -> None:
         """See `BlockNet.inject`."""
         assert isinstance(cache, TorchKVCache)
         context, places, index = self.net.context(self._each(taps)), self.index(positions), self.index(slots)
@@ -186,12 +189,16 @@ class TorchStepNet(OnDevice):
         self.record, self.net = record, net
 
     @torch.inference_mode()
-    def begin(self, hidden: np.ndarray) -> np.ndarray:
+    def begin(self, hidden: States) -> States:
         """See `StepNet.begin`; states are padded with zeros to the widest level."""
-        return fetched(_widened(self.net.begin(self.floats(hidden)), self._width))
+        return fetched(self.begun(hidden))
+
+    def begun(self, hidden: States) -> Tensor:
+        """As `begin`, on the device."""
+        return _widened(self.net.begin(self.floats(hidden)), self._width)
 
     @torch.inference_mode()
-    def step(self, level: int, states: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def step(self, level: int, states: States, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See `StepNet.step`."""
         logits, state = self.below(level, self.floats(states), self.index(tokens))
         return fetched(logits), fetched(state)
