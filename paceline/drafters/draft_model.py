@@ -26,7 +26,7 @@ class DraftModel:
     """Drafts trees of a given shape with a draft model.
 
     Args:
-        model, num_pages, max_prefill_rows: see `DraftRunner`.
+        model, num_pages, max_prefill_rows, vocab_size: see `DraftRunner`.
         shape: of the trees.
         cost_ratio: cost of one level over that of a target pass.
         common: reduced vocabulary, used where it covers all texts that are drafted together.
@@ -42,8 +42,9 @@ class DraftModel:
         shape: TreeShape = CHAIN,
         cost_ratio: float = 1.0,
         common: CommonTokens | None = None,
+        vocab_size: int | None = None,
     ) -> None:
-        self.runner = DraftRunner(model, num_pages, max_prefill_rows)
+        self.runner = DraftRunner(model, num_pages, max_prefill_rows, vocab_size)
         self._chains = self.runner if self.runner.can_chain and not shape.branches else None
         self.traits = DrafterTraits(
             shape.branches, shape.branches, cost_ratio, shape.natural_budget, at_once=self._chains is not None,
@@ -102,4 +103,5 @@ def make_draft_model(
     draft = load_plain_draft(services, model, dtype, draft_tensor_parallel_size)
     common = common_tokens(draft.model, draft_vocab_size)
     cost_ratio = services.cost_ratio([(draft, dtype)], None if common is None else len(common.ids))
-    return DraftModel(draft.model, services.num_pages, max_prefill_rows, shape, cost_ratio, common)
+    vocab_size = services.target.model.config.vocab_size
+    return DraftModel(draft.model, services.num_pages, max_prefill_rows, shape, cost_ratio, common, vocab_size)

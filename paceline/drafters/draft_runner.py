@@ -39,10 +39,17 @@ class DraftRunner:
         model: shares the target's vocabulary (`load_draft` checks).
         num_pages: pages of its cache. Requests that do not fit together are processed in turns.
         max_prefill_rows: most rows of one prefill pass.
+        vocab_size: logits of the target; None for as many as the model has. Embeddings may be padded to different
+            lengths, and a draft law must be that of the tokens it is drawn from: what the target cannot emit is cut off
+            before the draw, not refused after it.
     """
 
-    def __init__(self, model: CausalLM, num_pages: int, max_prefill_rows: int = 512) -> None:
-        self._model, self.can_chain = model, isinstance(model, DraftsChains)
+    def __init__(
+        self, model: CausalLM, num_pages: int, max_prefill_rows: int = 512, vocab_size: int | None = None
+    ) -> None:
+        is_wider = vocab_size is not None and model.config.vocab_size > vocab_size
+        self._cut = vocab_size if is_wider else None
+        self._model, self.can_chain = model, isinstance(model, DraftsChains) and not is_wider
         self.cache = model.new_cache(num_pages)
         self.pages = DraftPages(num_pages)
         self._max_prefill = max_prefill_rows
@@ -173,7 +180,8 @@ class DraftRunner:
         return Part(kept.pages, start, tokens, logits=logits)
 
     def _forward(self, parts: Sequence[Part]) -> np.ndarray:
-        return self._model.forward(build_rows(parts), self.cache).logits
+        logits = self._model.forward(build_rows(parts), self.cache).logits
+        return logits if self._cut is None else logits[:, : self._cut]
 
     def _split(self, parts: Sequence[Part]) -> Iterator[np.ndarray]:
         """The logits [rows asked, vocab] of each part, from one pass."""

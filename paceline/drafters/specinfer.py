@@ -37,6 +37,7 @@ class SpecInfer:
         num_pages: pages of each model's cache. Requests that do not fit together are processed in turns.
         max_prefill_rows: most rows of one prefill pass.
         cost_ratio: cost of a level of the tree, by all models, over that of a one-row target pass.
+        vocab_size: see `DraftRunner`.
     """
 
     name = "specinfer"
@@ -48,8 +49,9 @@ class SpecInfer:
         num_pages: int,
         max_prefill_rows: int = 512,
         cost_ratio: float = 1.0,
+        vocab_size: int | None = None,
     ) -> None:
-        self.runners = [DraftRunner(model, num_pages, max_prefill_rows) for model in models]
+        self.runners = [DraftRunner(model, num_pages, max_prefill_rows, vocab_size) for model in models]
         self._expansions = expansions
         nodes = sum(map(num_nodes, expansions))
         self.traits = DrafterTraits(branches=True, whole=True, cost_ratio=cost_ratio, natural_budget=nodes, reads=True)
@@ -101,7 +103,8 @@ def make_specinfer(
     models_loaded = [loaded[each] for each in wanted]
     cost_ratio = services.cost_ratio([(model, dtype) for model, (_, dtype) in zip(models_loaded, wanted, strict=True)])
     passes = [each.model for each in models_loaded]
-    return SpecInfer(passes, expansions, services.num_pages, max_prefill_rows, cost_ratio)
+    vocab_size = services.target.model.config.vocab_size
+    return SpecInfer(passes, expansions, services.num_pages, max_prefill_rows, cost_ratio, vocab_size)
 
 
 def _expansions(expansion: Expansion | Sequence[Expansion], num_models: int) -> list[Expansion]:

@@ -69,10 +69,10 @@ class _Text:
 
 
 class SpireRunner:
-    """Scores chains with `draft`; see `draft_runner.Runner`."""
+    """Scores chains with `draft`; see `draft_runner.Runner`, and `DraftRunner` for `vocab_size`."""
 
-    def __init__(self, draft: Reads) -> None:
-        self._draft = draft
+    def __init__(self, draft: Reads, vocab_size: int | None = None) -> None:
+        self._draft, self._vocab_size = draft, vocab_size
         self._texts: dict[str, _Text] = {}
 
     def can_hold(self, growth: Growth) -> bool:
@@ -90,7 +90,8 @@ class SpireRunner:
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
         """Compute one row for each admitted growth: the logits [1, vocab] after its node."""
         texts = [self._texts[growth.context.request_id] for growth, _ in work]
-        return list(self._step(texts, [_token(growth, node) for growth, [node] in work])[:, None].copy())
+        logits = self._step(texts, [_token(growth, node) for growth, [node] in work])
+        return list(logits[:, None, : self._vocab_size].copy())
 
     def score_with(self, model: CausalLM) -> None:
         """Go on with another view of the same weights, whose caches are the same."""
@@ -139,7 +140,8 @@ def make_spire(
     sparse, mix = read_card(checkpoint)
     common = common_tokens(draft.model, draft_vocab_size)
     ratio = services.cost_ratio([(draft, dtype)], None if common is None else len(common.ids))
-    runner = SpireRunner(FeedbackDraft(draft.model, FeedbackWeights(checkpoint, mix), sparse))
+    vocab_size = services.target.model.config.vocab_size
+    runner = SpireRunner(FeedbackDraft(draft.model, FeedbackWeights(checkpoint, mix), sparse), vocab_size)
     return DrawnChains("spire", runner, ratio, common)
 
 

@@ -1,14 +1,23 @@
 """The draft model's own cache: what it keeps, what it rolls back, and when it declines."""
 
+import warnings
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.base import DraftContext
 from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.trees.options import CHAIN, tree_shape
+from paceline.engine.build import build_engine
+from paceline.errors import DrafterWarning
 from paceline.models.base import PAGE_SIZE, ForwardOutput
+from paceline.models.loaded import LoadedModel
+from paceline.models.resolve import ModelSource
 from paceline.sampling import CounterRandomness, Law
 from paceline.types import SamplingParams
-from tests.fakes import small_config, tell
+from tests.fakes import ByteTokenizer, RandomCheckpoint, run_to_end, small_config, tell
 
 
 class Successor:
@@ -84,3 +93,47 @@ def test_released_and_finished_requests_give_their_pages_back(model):
             drafter.release(request_id)
         else:
             tell(drafter, request_id, list(range(21)), finished=True)
+
+
+class Padded(Successor):
+    """Nine more logits than the target has, two of which are the largest after every token."""
+
+    config = small_config(vocab_size=140, max_position_embeddings=64)
+
+    def forward(self, rows, cache, taps=()):
+        output = super().forward(rows, cache, taps)
+        output.logits[:, [133, 139]] = 20
+        return output
+
+
+@pytest.mark.parametrize("tree", [CHAIN, tree_shape("dynamic", topk=2, depth=2)], ids=["chain", "tree"])
+def test_what_the_target_cannot_say_is_cut_off_before_it_is_drawn(tree):
+    """Refused after the draw, it would change the law of the text: whether a draft is verified must not depend on what
+    was drawn."""
+    laws = []
+
+    def warp(logits, path):
+        laws.append(logits.shape)
+        return Law.one_hot(int(np.argmax(logits)))
+
+    drafter = DraftModel(Padded(), num_pages=8, shape=tree, vocab_size=131)
+    [drafted] = drafter.propose([replace(context([5, 6, 7], budget=6), warp=warp)])
+    assert drafted.tokens[0] == 8 and max(drafted.tokens) < 131
+    assert set(laws) == {(131,)}
+
+
+def test_a_wider_draft_model_is_switched_off_for_no_request(monkeypatch):
+    torch_model = pytest.importorskip("paceline.models.torch_executor")
+    target, draft = (
+        LoadedModel(ModelSource("random", checkpoint, ByteTokenizer()), torch_model.TorchModel(checkpoint))  # type: ignore
+        for checkpoint in (RandomCheckpoint(small_config()), RandomCheckpoint(small_config(vocab_size=140), seed=3))
+    )
+    monkeypatch.setattr("paceline.engine.build.load", lambda *_: draft)
+    spec = SpeculativeConfig("draft_model", model="wide", policy="fixed", num_draft_tokens=3)
+    engine = build_engine(target, EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none"), spec)
+    for number in range(12):
+        engine.add_request(str(number), [5, 9, number], SamplingParams(temperature=2.0, max_tokens=12, ignore_eos=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DrafterWarning)
+        run_to_end(engine)
+    assert engine.metrics.spec_decode_num_draft_tokens > 100
