@@ -26,7 +26,7 @@ from paceline.errors import EngineDead, InvalidParameter, WorkerDied, error_text
 from paceline.models.base import CausalLM, KVCache
 from paceline.models.rows import Part, build_rows
 from paceline.models.tokenizer import Tokenizer
-from paceline.sampling import TokenTree
+from paceline.sampling import TokenTree, fresh_seed
 from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
 from paceline.scheduling.pages import salt_of
 from paceline.scheduling.request import RequestState
@@ -111,7 +111,8 @@ class Engine:
         self.grammars = Grammars(tokenizer, self._eos, model.config.vocab_size)
         self._live: dict[str, LiveSample] = {}
         self._requests: dict[str, LiveRequest] = {}
-        self._num_samples = 0
+        self._next_sample = fresh_seed()
+        """Number of the next sample; those of two engines differ, or they would share acceptance coins (`judge`)."""
         self.metrics = EngineMetrics(scheduler)
 
     @property
@@ -152,13 +153,13 @@ class Engine:
             leader = samples[0].state if samples else None
             state = RequestState(name, prompt_token_ids, own, now, priority, deadline, leader, salt)
             self.speculation.shape(own, state)
-            judge = self.speculation.judge_of(own, self._num_samples + index)
+            judge = self.speculation.judge_of(own, self._next_sample + index)
             vocab_size = self._model.config.vocab_size
             wanted = own.structured_outputs
             grammar = None if wanted is None else self.grammars.cursor(wanted)
             live = LiveSample(state, judge, self._tokenizer, self._eos, vocab_size, request_id, index, grammar)
             samples.append(live)
-        self._num_samples += len(samples)
+        self._next_sample += len(samples)
         self._admit(LiveRequest(request_id, prompt_token_ids, samples))
 
     @property

@@ -134,13 +134,13 @@ def judge(name: str, verifier: Verifier, seed: int | None, number: int) -> Judge
     Under ``auto``, a request with a seed gets the coupled rule, so that its output is that of plain sampling whatever
     is drafted; one without a seed gets `verify_auto` with a fresh seed.
 
-    Rules with acceptance coins use a noise stream of their own for every request of an engine, even for equal seeds.
-    Otherwise a drafter or policy that remembers an earlier request of the same seed could propose tokens that were
-    decided by the same coins which now verify them, and the output would not follow the target's law.
+    Rules with acceptance coins use a noise stream of their own for every request, even for equal seeds. Otherwise a
+    drafter or policy that remembers an earlier request of the same seed could propose tokens that were decided by the
+    same coins which now verify them, and the output would not follow the target's law.
 
     Args:
         seed: of the request; None for a fresh one.
-        number: number of the request in its engine, from 0.
+        number: of the request, at least 0, which no other one has, in this engine or another.
     """
     if name == AUTO and seed is not None:
         return Judge(verify_coupled, CounterRandomness(seed), True)
