@@ -109,7 +109,8 @@ def _answer(llm: "LLM", token_ids: list[int], params: SamplingParams, compare: b
     messages.print(LEGEND)
     show_table(closing_table(run, plain, o.drafter_of(llm)))
     if plain is not None:
-        messages.print(verdict(describe(run, plain)["speedup"], is_identical(run, plain)), soft_wrap=True)
+        speedup = describe(run, plain)["speedup"]
+        messages.print(verdict(speedup, is_identical(run, plain), run.output.lossy), soft_wrap=True)
 
 
 def _grammar(json_schema: Path | None, regex: str | None) -> dict[str, str] | None:

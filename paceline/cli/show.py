@@ -83,8 +83,14 @@ def why_short(output: RequestOutput) -> str | None:
     return f"The answer holds no visible text; it ended by {output.finish_reason}."
 
 
-def verdict(speedup: float | None, is_same: bool) -> str:
-    """The line under a comparison: whether drafting pays."""
+def verdict(speedup: float | None, is_same: bool, is_lossy: bool = False) -> str:
+    """The line under a comparison: whether drafting pays.
+
+    Args:
+        is_lossy: the rule may have changed the law of the text (`CompletionOutput.lossy`).
+    """
+    if not is_same and is_lossy:
+        return "The texts differ: this rule is lossy, it changes what the model says (docs/exactness.md)."
     if not is_same:
         return "The texts differ: this rule promises the same law, not the same text (docs/exactness.md)."
     if speedup is None:
@@ -110,6 +116,8 @@ def closing_table(run: Run, plain: Run | None, draft: str) -> Table:
         ("acceptance rate", _number(figures["acceptance_rate"]), plain and "-"),
         ("draft / verify / the rest", _split(run), plain and _split(plain)),
     ]
+    if run.output.lossy:
+        rows.append(("lossy", "yes", plain and ""))
     if plain is not None:
         table.add_column("plain", justify="right")
         rows += [

@@ -230,7 +230,7 @@ class LiveSample:
             provenance=tuple(self.provenance),
             finish_reason=reason,
             stats=self.counters.stats(),
-            lossy=self.counters.num_drafts > 0 and may_change(self.judge.verify, self.state.params.is_greedy),
+            lossy=may_change(self.judge.verify, self.state.params.is_greedy, self.counters.num_drafts > 0),
             error=None if self.error is None else f"{type(self.error).__name__}: {self.error}",
             logprobs=self.scores.output(len(self.provenance)),
             num_predicted_tokens=self.counters.num_predicted,

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.drafters.base import Drafter
 from paceline.errors import InvalidParameter
-from paceline.sampling import Judge, Verifier, is_lossy, judge, resolve
+from paceline.sampling import AUTO, Judge, Verifier, is_lossy, judge, resolve
 from paceline.scheduling.request import RequestState
 from paceline.speculation import LengthPolicy
 from paceline.types import SamplingParams
@@ -35,11 +35,14 @@ class Speculation:
     def judge_of(self, params: SamplingParams, number: int) -> Judge:
         """The judge of request number `number`: its own rule or the engine's; see `sampling.judge`.
 
+        A request that asks for plain decoding is judged by ``auto``: lossy rules change a text without drafts, too.
+
         Raises:
             InvalidParameter: the request names a rule that is unknown, lossy, or unsuitable for this drafter.
         """
         own = _wishes(params)
-        rule = own.get("rule", self.rule)
+        is_plain = params.speculative is False or own.get("method") == "none"
+        rule = own.get("rule", AUTO if is_plain else self.rule)
         if rule == self.rule:
             return judge(rule, self.verifier, params.seed, number)
         if is_lossy(rule) or (rule == "block" and self.drafter.traits.branches):

@@ -92,11 +92,13 @@ def verify_distance(
     """Lossy: greedy decoding that accepts a child whose id differs from the target's token by at most `distance`.
 
     For vocabularies with ordered ids, such as pixel intensities; 0 is greedy decoding. Stern et al. 2018, section 5.2.
-    Other arguments as in `verify_top_k`.
+    A token of probability 0 (at temperature 1, for greedy decoding) stays impossible: it may be forbidden. Other
+    arguments as in `verify_top_k`.
     """
 
     def stands(law: Law, tokens: list[int]) -> list[bool]:
-        return [abs(token - law.mode) <= distance for token in tokens]
+        before = _before_zero(law)
+        return [abs(token - law.mode) <= distance and before.prob(token) > 0 for token in tokens]
 
     return _walk_greedily(tree, target, stands)
 
@@ -194,12 +196,18 @@ LOSSY_AT_ZERO = frozenset({verify_lenient, verify_lenient_greedy, verify_top_k, 
 LOSSY = LOSSY_AT_ZERO | {verify_uniform_coin, verify_typical}
 """Every rule that changes the law of the text."""
 
+_DRAWS_NOTHING = frozenset({verify_lenient_greedy, verify_top_k, verify_distance, verify_typical})
+"""Rules that emit the target's most probable token at every temperature, where nothing is drafted too."""
 
-def may_change(rule: Callable[..., Verdict], is_greedy: bool) -> bool:
+
+def may_change(rule: Callable[..., Verdict], is_greedy: bool, has_drafts: bool = True) -> bool:
     """Whether `rule`, its options bound or not, may change the law of a request's text.
 
     Args:
         is_greedy: the request's temperature is 0.
+        has_drafts: it judged drafts of the request.
     """
     bare = rule.func if isinstance(rule, partial) else rule
+    if not has_drafts:
+        return bare in _DRAWS_NOTHING and not is_greedy
     return bare in (LOSSY_AT_ZERO if is_greedy else LOSSY)

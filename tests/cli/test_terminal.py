@@ -105,6 +105,12 @@ def test_the_verdict_says_what_the_figures_mean(speedup, same, words):
     assert words in verdict(speedup, same)
 
 
+@pytest.mark.parametrize(("same", "words"), [(False, "lossy"), (True, "same text")])
+def test_a_lossy_rule_is_not_said_to_keep_the_law(same, words):
+    said = verdict(1.5, same, is_lossy=True)
+    assert words in said and "same law" not in said
+
+
 def answer(text, reason, error=None):
     return SimpleNamespace(text=text, finish_reason=reason, error=error)
 

@@ -1,6 +1,7 @@
 """What an engine counts, and how a scraper reads it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -101,7 +102,21 @@ def test_lossy_outputs_say_so_and_are_counted(engine_for, rule, temperature, los
         assert all(same) != lossy
 
 
-def test_what_was_never_drafted_is_not_lossy(engine_for):
-    engine = engine_for({"method": "ngram", "rule": "typical"})
+@pytest.mark.parametrize(("rule", "lossy"), [("lenient", False), ("p/q", False), ("typical", True), ("top_k", True)])
+def test_rules_that_draw_nothing_are_lossy_without_drafts_too(engine_for, rule, lossy):
+    engine = engine_for({"method": "ngram", "rule": rule})
     [output] = run_all(engine, ["x"], SamplingParams(temperature=1, max_tokens=1, seed=1))
-    assert not output.lossy and not output.stats.num_drafts
+    assert output.lossy == lossy and not output.stats.num_drafts
+    [greedy] = run_all(engine, ["x"], SamplingParams(temperature=0, max_tokens=1))
+    assert not greedy.lossy
+
+
+@pytest.mark.parametrize("wish", [False, {"method": "none"}])
+@pytest.mark.parametrize("rule", ["typical", "top_k", "lenient", "p/q"])
+def test_a_request_for_plain_decoding_gets_it_under_every_rule(engine_for, rule, wish):
+    draft = {"method": "draft_model", "model": "random-1", "policy": "fixed", "rule": rule}
+    params = SamplingParams(temperature=1.5, max_tokens=12, seed=3, ignore_eos=True)
+    ours = run_all(engine_for(draft), params=replace(params, speculative=wish))
+    theirs = run_all(engine_for(), params=params)
+    assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
+    assert not any(one.lossy or one.stats.num_drafts for one in ours)

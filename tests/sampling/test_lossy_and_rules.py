@@ -200,3 +200,13 @@ def test_drafts_share_the_targets_noise_where_its_pick_decides_a_seeded_text() -
 def test_criteria_of_blockwise_decoding_are_whole_numbers(rule: str, option: dict) -> None:
     with pytest.raises(InvalidParameter, match="whole number"):
         resolve(rule, **option)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_distance_never_emits_what_is_forbidden(temperature: float) -> None:
+    """Token 2 is an end of the text, before its least length."""
+    params = SamplingParams(temperature=temperature, min_tokens=5)
+    warper = Warper(params, token_ids=[7], num_prompt_tokens=1, eos_token_ids=(2,))
+    law = warper.law(np.array([1.0, 2.5, 2.0, 1.5], np.float32))
+    assert judge(resolve("distance", distance=2), TokenTree.chain((3,)), lambda _: law).path == (0,)
+    assert judge(resolve("distance", distance=2), TokenTree.chain((2,)), lambda _: law).path == ()
