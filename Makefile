@@ -12,6 +12,8 @@ demo: $(VENV)/base.stamp
 	$(BIN)/python -m paceline.cli.main demo
 
 # Whole files go to one worker each, so that a module's models are made once; each worker keeps to its processors.
+# Tests start many processes, which compile the package anew where bytecode is not kept.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 

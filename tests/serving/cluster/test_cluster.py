@@ -37,8 +37,8 @@ def test_a_group_killed_under_load_loses_nothing_and_returns(groups):
         await dispatcher.start()
         _nobody_else_reaches_ray()
         assert dispatcher.describe("b") == {"max_model_len": 512}
-        long = " ".join([WORDS] * 12)  # still being answered when a group dies
-        jobs = [job(str(i), "a", long, stream=i % 2 == 0) for i in range(16)]
+        long = " ".join([WORDS] * 6)  # still being answered when a group dies; suspects then take their turns
+        jobs = [job(str(i), "a", long, stream=i % 2 == 0) for i in range(8)]
         answers = [asyncio.create_task(say(dispatcher, one)) for one in jobs]
         await asyncio.sleep(0.4)
         assert await say(dispatcher, job("b", "b", "threads")) == "b: 1"
@@ -48,11 +48,11 @@ def test_a_group_killed_under_load_loses_nothing_and_returns(groups):
         busiest = max((0, 1), key=lambda group: len(dispatcher.controller.queues[group]))
         first_pid = groups[busiest].pid
         os.kill(first_pid, signal.SIGKILL)
-        assert await asyncio.gather(*answers) == [f"a: {long}"] * 16
+        assert await asyncio.gather(*answers) == [f"a: {long}"] * 8
         async with asyncio.timeout(20):
             while dispatcher.controller.health[busiest] is not Health.READY or groups[busiest].pid == first_pid:
                 await asyncio.sleep(0.05)
-        assert dispatcher.controller.counts["served"] == 17
+        assert dispatcher.controller.counts["served"] == 9
         assert dispatcher.controller.counts["moved"] > 0
         await _leaves_early(dispatcher)
         await dispatcher.close()
