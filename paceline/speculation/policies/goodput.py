@@ -16,10 +16,10 @@ from paceline.speculation.prices import Prices
 from paceline.speculation.records import BatchStats, DraftStats, PrefixStats
 
 _REQUESTS_PER_STEP = 16
-_DECIDING, _DECIDING_EACH, _DECIDING_SHARE = 2e-5, 6e-6, 0.02
+_DECIDING, _DECIDING_EACH, _DECIDING_SHARE = 2e-5, 6e-6, 0.01
 """Seconds that a decision takes, and more for each request (measured on an AMD EPYC of 2025), and the share of the time
 of steps that decisions may take: where a device makes steps short, one is kept for several."""
-_MOST_STEPS = 16
+_MOST_STEPS = 64
 """Most steps for which a decision is kept, as prices may be far too small before they are learned."""
 _SOME_REQUESTS, _STEPS_TO_DECIDE = 4, 4
 """With at least 4 requests, the decision "no drafts" is kept for 4 steps in any case, because deciding takes time."""
@@ -29,6 +29,8 @@ _MEMORY_OF_TRIES = 0.2
 """Weight of the latest trial in the moving average of the excess time of trials."""
 _STEPS_WITHOUT_DRAFTS = 8
 """Steps for which the decision "no drafts" is kept while no new draft outcomes arrive."""
+_MOST_BEYOND = 2.0
+"""Most usual steps that a step is counted to have taken beyond the usual one, as any may be interrupted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,15 +52,23 @@ class _Kept:
     steps: int = 0
 
     def holds(self, requests: Sequence[DraftStats], batch: BatchStats) -> bool:
-        """Count one step; whether the allocation is still valid for these requests and this batch."""
+        """Count one step; whether the allocation is still valid for these requests and this batch.
+
+        Among many requests one that comes or goes does not change that none should draft, for the least steps.
+        """
         self.steps += 1
-        if self.num_prefill_rows != batch.num_prefill_rows or len(self.requests) != len(requests):
+        if self.num_prefill_rows != batch.num_prefill_rows:
             return False
-        if not all([a is b for a, b in zip(self.requests, requests, strict=True)]):
-            return False
+        if len(self.requests) != len(requests) or not all([a is b for a, b in zip(self.requests, requests)]):  # noqa: B905
+            return self.is_empty and len(requests) >= _SOME_REQUESTS and self.steps < self.least_steps
         return self.steps < self.least_steps or (
             self.steps < self.most_steps and self.num_asked == _num_asked(requests)
         )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request drafts."""
+        return not any(self.budgets)
 
 
 def _steps_to_keep(num_requests: int, seconds: float) -> int:
@@ -101,7 +111,9 @@ class Goodput(LengthPolicy):
     _undrafted: tuple[int, float] = field(default=(0, 0.0), init=False, repr=False)
     """(number of requests, mean seconds without drafting) of the latest steps without drafts or prefill rows."""
     _beyond: float | None = field(default=None, init=False, repr=False)
-    """Mean seconds that steps with a trial took beyond `_undrafted` and the expected price; None before the first."""
+    """Mean seconds that trials took beyond `_undrafted` and the expected price; None before the first."""
+    _tried: float | None = field(default=None, init=False, repr=False)
+    """Those of the latest step, if it had a trial; what the step after it takes beyond the usual is added."""
 
     def __post_init__(self) -> None:
         check_least("max_length", self.max_length, 0)
@@ -115,7 +127,7 @@ class Goodput(LengthPolicy):
         self._trying = None
         if self._kept and self._kept.holds(requests, batch):
             self._credit += self.explore * self._kept.seconds
-            return self._kept.budgets
+            return [0] * len(requests) if self._kept.is_empty else self._kept.budgets
         if len(requests) == 1:
             return [self._alone(requests[0], batch)]
         offers, reads = Offers.of(requests, self.max_length, self.whole), self.prices.reading(1) > 0
@@ -168,26 +180,31 @@ class Goodput(LengthPolicy):
         """Charge the credit with the time that a trial took beyond its expected price.
 
         A trial can cost more than its price: the weights of an idle draft head are no longer in the processor's cache,
-        and a step that the device had begun ahead without drafts is wasted. The excess is measured against steps of the
-        same number of requests without drafts or prefill rows. Single steps vary by more than a trial costs, so the
-        mean excess over trials is charged.
+        and a step that the device had begun ahead without drafts is wasted, while the step after it is not begun ahead.
+        The excess of both is measured against steps of the same number of requests without drafts or prefill rows.
+        Single steps vary by more than a trial costs, so the mean excess over trials is charged.
         """
         trying, self._trying = self._trying, None
+        tried, self._tried = self._tried, None
         if not step.is_complete:
             return
         size, (known, usual), seconds = len(step.requests), self._undrafted, step.seconds
-        others = seconds.total - seconds.drafting
+        others, drafts = seconds.total - seconds.drafting, any([one.num_draft_tokens for one in step.requests])
+        is_alike = size == known and not step.num_prefill_rows
+        beyond = min(others - usual, _MOST_BEYOND * usual) if is_alike else 0.0
+        if tried is not None:
+            self._charge(tried + (0.0 if drafts or trying else beyond))
         if trying is not None:
             drafting, verifying = trying
             self._credit -= seconds.drafting - seconds.chosen - drafting
-            if size == known and not step.num_prefill_rows:
-                beyond = min(others - usual, usual) - verifying  # capped at one step, as any step may be interrupted
-                self._beyond = (
-                    beyond if self._beyond is None else self._beyond + _MEMORY_OF_TRIES * (beyond - self._beyond)
-                )
-                self._credit -= max(0.0, self._beyond)
-        if not step.num_prefill_rows and not any([outcome.num_draft_tokens for outcome in step.requests]):
+            self._tried = beyond - verifying if is_alike else None
+        if not (step.num_prefill_rows or drafts or tried is not None):
             self._undrafted = size, usual + _MEMORY * (others - usual) if size == known else others
+
+    def _charge(self, beyond: float) -> None:
+        """Charge the credit with the mean excess time of trials; that of the latest was `beyond` seconds."""
+        self._beyond = beyond if self._beyond is None else self._beyond + _MEMORY_OF_TRIES * (beyond - self._beyond)
+        self._credit -= max(0.0, self._beyond)
 
     def _with_a_try(
         self, best: Choice, offers: Offers, requests: Sequence[DraftStats], batch: BatchStats, unit: int
