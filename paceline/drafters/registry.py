@@ -50,13 +50,12 @@ _DRAFTERS = {
 AUTO = "auto"
 """The drafter that is used when none is named."""
 LEAST_BYTES = 300e6
-"""Smallest number of bytes read by a target pass for which ``auto`` uses a head. Below, the overhead of a step and the
-weights of the head cost more than the head saves: with 81 million bytes always, with 269 in greedy decoding, while at
-temperature 1 the head gains as little there (docs/drafters.md)."""
+"""Smallest number of bytes read by a target pass for which ``auto`` uses a head. Below, a head beside lookups costs
+more than it saves: with 81 million bytes always, with 269 million in greedy decoding; at temperature 1 both are about
+equally fast there (docs/drafters.md). Larger models were not measured."""
 LEAST_BYTES_ON_A_GPU = 6e9
-"""The same on a GPU. There a chain of four tokens by EAGLE-3 takes 1.7 ms of an H100, which reads 5 GB in that time;
-with a head besides lookups a model of 269 million bytes was a third slower for one request, 45 % for eight
-(docs/gpu.md)."""
+"""The same on a GPU. A chain of four tokens by EAGLE-3 takes 2.0 ms on an H100, which reads 6 GB in that time. With a
+head beside lookups a model of 269 million bytes was a third slower for one request, 45 % for eight (docs/gpu.md)."""
 
 
 def resolve_drafter(wanted: SpeculativeConfig | None, target: LoadedModel) -> SpeculativeConfig | None:
