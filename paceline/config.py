@@ -109,8 +109,8 @@ class EngineConfig:
         kv_cache_memory_bytes: memory of the KV cache; pages are only touched when used. 512 MiB when neither this nor
             `memory_fraction` is given.
         kv_cache_dtype: storage of keys and values on the numba executor: ``float32``, ``float16`` (half the memory,
-            rounded), ``int8`` (a quarter, lossy), or ``auto``: float16 with w8a8 and gguf, else float32. The torch
-            executor keeps the weights' type.
+            rounded), ``int8`` (a quarter, lossy), or ``auto``: float16 with w8a8, gguf, and with bfloat16 where the
+            processor has AVX-512 BF16, else float32. The torch executor keeps the weights' type.
         memory_fraction: memory of the KV cache as a share, in (0, 1], of the memory that is free once the model is
             loaded.
         prefix_caching: whether requests with a common prefix compute its pages once.
@@ -119,7 +119,8 @@ class EngineConfig:
             such. If not, they are plain text, and only the chat template can end a turn.
         deterministic: for the cuda executor: the logits of a row are bitwise the same whatever rows share its pass, as
             those of the CPU kernels always are, so that greedy and seeded texts depend neither on drafts nor on other
-            requests; slower. Otherwise texts may depend on them where two tokens are about equally probable.
+            requests. Passes of more than 32 rows are slower. Otherwise texts may depend on them where two tokens are
+            about equally probable.
         profile: measured cost of a pass: a file that `paceline tune` wrote, ``auto`` for the one in the cache, if any,
             or ``none``. Without a profile a few passes are timed when the engine is created. In both cases the costs
             are updated with every pass.
@@ -157,7 +158,7 @@ class EngineConfig:
         for name in ("dtype", "device", "kv_cache_dtype", "profile"):
             if not isinstance(getattr(self, name), str):
                 raise InvalidParameter(
-                    name, f"{getattr(self, name)!r} is no text", "see docs/api/index.md for its values"
+                    name, f"{getattr(self, name)!r} is no text", "see docs/api/config.md for its values"
                 )
         if self.memory_fraction is not None:
             if self.kv_cache_memory_bytes is not None:

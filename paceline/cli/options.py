@@ -83,7 +83,10 @@ Temperature = Annotated[float, option(SAMPLING, "--temperature", "-t", help="0 i
 TopP = Annotated[float, option(SAMPLING, "--top-p", help="Nucleus, in (0, 1].")]
 TopK = Annotated[int, option(SAMPLING, "--top-k", help="0 switches it off.")]
 MinP = Annotated[float, option(SAMPLING, "--min-p", help="In [0, 1].")]
-Seed = Annotated[int | None, option(SAMPLING, "--seed", help="Same seed, same text.")]
+Seed = Annotated[
+    int | None,
+    option(SAMPLING, "--seed", help="Same seed, same text, under the rules auto, coupled and sample_and_match."),
+]
 Raw = Annotated[
     bool, option(SAMPLING, "--raw", help="Take the prompt as it is, not as a message in the model's chat template.")
 ]
@@ -117,12 +120,18 @@ CacheDtype = Annotated[
     option(
         MACHINE,
         "--kv-cache-dtype",
-        help="Keys and values: float32, float16, int8 (lossy), or auto (float16 with w8a8, gguf).",
+        help="Keys and values: float32, float16, int8 (lossy), or auto: float16 with w8a8, gguf, and, on processors "
+        "with AVX-512 BF16, bfloat16.",
     ),
 ]
 Device = Annotated[str, option(MACHINE, "--device", help="cpu, or a GPU, e.g. cuda:0.")]
 Deterministic = Annotated[
-    bool, option(MACHINE, "--deterministic", help="On a GPU: logits bitwise alike in every batch, as on a CPU; slower.")
+    bool,
+    option(
+        MACHINE,
+        "--deterministic",
+        help="On a GPU: logits bitwise alike in every batch, as on a CPU; slower above 32 rows.",
+    ),
 ]
 MaxModelLen = Annotated[
     int | None, option(MACHINE, "--max-model-len", help="Most tokens of prompt and answer; default the model's own.")
