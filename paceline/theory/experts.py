@@ -1,6 +1,6 @@
 """Number of experts that a pass activates in a mixture of experts: why verifying many tokens is expensive there.
 
-Not the place for what an expert costs (`scheduling/cost.py`).
+Not the place for what an expert costs (`speculation/cost.py`).
 """
 
 from paceline.theory.checks import check_count

@@ -3,7 +3,7 @@
 Medusa's construction (Cai et al. 2024): the value of a path (i_1, .., i_d) is the product of the accuracies of its
 ranks, the expected number of accepted tokens is the sum of the values, and taking the most valuable nodes one by one is
 optimal, because a node is worth no more than its parent nor than its sibling of the rank above. Products take depths to
-be independent. Not the place for measuring accuracies (`drafters/evaluation/accuracy.py`).
+be independent. Not the place for measuring accuracies (`evaluation/accuracy.py`).
 """
 
 from collections.abc import Sequence
