@@ -2,11 +2,12 @@
 
     python benchmarks/head_cost.py --dtype w8a8
 
-Heads have random weights, since cost does not depend on their values; sizes are those of heads for the default model
-(8192 draft tokens, one EAGLE-3.1 layer, two DSpark layers with a bias of rank 64, a tied MLP speculator as wide as the
-target, one block per Medusa head, two tokens in a pass of Falcon). A pass of the target runs before every draft, as in
-decoding, so no head finds its weights in a cache. Times are the lower quartile of this process's CPU time on one
-thread, to which other programs add little. Not for choosing a draft length.
+Heads have random weights, since cost does not depend on their values; sizes are those of the shipped heads (8192 draft
+tokens, one EAGLE-3.1 layer, two DSpark layers with a key head for each query head and a bias of rank 128, a tied MLP
+speculator with a state 8/3 as wide as the target's, three blocks per Medusa head), and Falcon with two tokens in a
+pass. A pass of the target runs before every draft, as in decoding, so no head finds its weights in a cache. Times are
+the lower quartile of this process's CPU time on one thread, to which other programs add little. Not for choosing a
+draft length.
 """
 
 import argparse
@@ -73,14 +74,15 @@ def records(target: Any, steps: int) -> Iterator[HeadRecord]:
     """A random head of each kind."""
     about = TargetPrint("target", target.hidden_size, target.num_hidden_layers, target.vocab_size)
     layer, n = replace(target, num_hidden_layers=1), target.num_hidden_layers
+    own_keys = replace(layer, qk_norm=True, num_key_value_heads=layer.num_attention_heads)
     taps, rng = (2, n // 2, n - 3), np.random.default_rng(0)
     plain = HeadConfig("medusa", about, (NORMED,), num_steps=steps, draft_vocab_size=DRAFTED)
     for config in (
         replace(plain, family="eagle3", taps=taps, layer=layer, num_layers=1, fc_norm=True, norm_output=True),
-        replace(plain, family="dspark", taps=taps, layer=replace(layer, qk_norm=True), num_layers=2, markov_rank=64,
+        replace(plain, family="dspark", taps=taps, layer=own_keys, num_layers=2, markov_rank=128,
                 sample_from_anchor=True, mask_token_id=0),
-        replace(plain, family="mlp_speculator", inner_size=target.hidden_size, tied=True),
-        plain,
+        replace(plain, family="mlp_speculator", inner_size=target.hidden_size * 8 // 3, tied=True, scale_input=True),
+        replace(plain, block_depth=3),
         replace(plain, family="falcon", layer=layer, num_layers=1, block_tokens=2),
     ):  # fmt: skip
         tensors = {name: rng.standard_normal(shape, np.float32) for name, shape in head_shapes(config).items()}
