@@ -1,6 +1,6 @@
 """Speculative sampling as it is usually taught: GPT-2 small drafts for GPT-2 large, and the text is the large one's.
 
-Both are taught a few sentences here, so that it runs anywhere in seconds (with `pip install 'paceline[torch,bench]'`).
+Both are taught a few sentences here, which takes a few seconds (it needs `pip install 'paceline[torch,bench]'`).
 The real pair: LLM("hf:openai-community/gpt2-xl", speculative={..., "model": "hf:openai-community/gpt2"})
 """
 
@@ -21,18 +21,18 @@ IDS, ends = torch.tensor(tokenizer.encode(TEXT)), {"bos_token_id": 256, "eos_tok
 
 def taught(**sizes: int) -> str:
     """A folder with a GPT-2 of these sizes in the layout that the published ones have."""
-    torch.manual_seed(0)
+    torch.manual_seed(0), torch.set_num_threads(1)  # more threads only wait for each other in models this small
     model = GPT2LMHeadModel(GPT2Config(n_positions=128, vocab_size=len(tokenizer), **sizes, **ends))
     optimizer, folder = torch.optim.AdamW(model.parameters(), lr=3e-3), tempfile.mkdtemp()
-    for first in torch.randint(len(IDS) - 100, (120, 8)):
-        batch = torch.stack([IDS[i : i + 100] for i in first])
+    for first in torch.randint(len(IDS) - 64, (100, 4)):
+        batch = torch.stack([IDS[i : i + 64] for i in first])
         cross_entropy(model(batch).logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten()).backward()
         optimizer.step(), optimizer.zero_grad()
     model.save_pretrained(folder), tokenizer.save_pretrained(folder)
     return folder
 
 
-large, small = taught(n_layer=4, n_embd=128, n_head=4), taught(n_layer=1, n_embd=64, n_head=2)
+large, small = taught(n_layer=3, n_embd=96, n_head=3), taught(n_layer=1, n_embd=64, n_head=2)
 llm = LLM(large, speculative={"method": "draft_model", "model": small, "policy": "fixed"})
 for params in (SamplingParams(temperature=0, max_tokens=64), SamplingParams(temperature=1, seed=1, max_tokens=64)):
     [plain], [fast] = (each.generate("In a paceline", params) for each in (llm.drafting_with(None), llm))
