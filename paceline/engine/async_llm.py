@@ -222,11 +222,6 @@ class AsyncLLM:
             together = min(together, harmonic_mean(beside))
         return min(max(1.0, count * alone / together), float(count))
 
-    @property
-    def steps_in_flight(self) -> int:
-        """Number of steps that may run concurrently: the pipeline's stages, else 1."""
-        return len(self._lanes)
-
     def take_turns(self, turns: Turns) -> None:
         """Run every step within a turn of `turns`, because other engines share the device. Call before the first step.
 

@@ -207,10 +207,6 @@ class Tokenizer:
             self._bytes[token_id] = self._spell(self._backend.id_to_token(token_id) or "")
         return self._bytes[token_id]
 
-    def token_text(self, token_id: int) -> str:
-        """The text of a single token for display; incomplete characters become U+FFFD."""
-        return self.token_bytes(token_id).decode("utf-8", "replace")
-
     def decode(self, token_ids: Iterable[int], skip_special: bool = True, continuation: bool = False) -> str:
         """The text of `token_ids`; bytes that are not UTF-8 become U+FFFD.
 

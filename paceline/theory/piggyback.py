@@ -39,13 +39,6 @@ def aligned_chunk(rows: int, batch: int) -> int:
     return rows - (batch - 1)
 
 
-def idle_rows(rows: int, tile: int) -> int:
-    """Unused rows in the last tile of a pass over `rows` rows."""
-    check_count("rows", rows, least=1)
-    check_count("tile", tile, least=1)
-    return -rows % tile
-
-
 def num_chunks(prompt_tokens: int, chunk: int) -> int:
     """Chunks of a prompt; all but the last are full."""
     check_count("prompt_tokens", prompt_tokens, least=1)
@@ -60,21 +53,6 @@ def kv_loads(prompt_tokens: int, chunk: int) -> int:
     """
     count = num_chunks(prompt_tokens, chunk)
     return chunk * count * (count - 1) // 2 + prompt_tokens
-
-
-def blended_speedup(prefill: Number, decode: Number, chunk_loss: Number, decode_speedup: Number) -> Number:
-    """Overall speed-up when decodes get faster and chunked prefills slower.
-
-    Args:
-        prefill, decode: time of both phases without piggybacking, in any unit.
-        chunk_loss: relative slowdown of the prefill by chunks: time in chunks over time in one piece, minus 1.
-        decode_speedup: time per decode alone over time per piggybacked decode.
-    """
-    check_cost("prefill", prefill)
-    check_positive("decode", decode)
-    check_cost("chunk_loss", chunk_loss)
-    check_positive("decode_speedup", decode_speedup)
-    return (prefill + decode) / (prefill * (1 + chunk_loss) + decode / decode_speedup)
 
 
 @dataclass(frozen=True, slots=True)

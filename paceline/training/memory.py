@@ -26,7 +26,6 @@ from paceline.drafters.lookup.memory import (
 )
 from paceline.errors import InvalidParameter
 
-DEFAULT_ORDER = 5
 DISCOUNT = 0.8
 PRIOR = 2.0
 _REMAINS = 0.5

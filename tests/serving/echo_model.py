@@ -9,7 +9,7 @@ from paceline.errors import InvalidParameter
 class EchoModel:
     """As much of `AsyncLLM` as a worker uses."""
 
-    death, step_seconds, steps_in_flight = None, 0.0, 1
+    death, step_seconds = None, 0.0
 
     def __init__(self, name: str, num_threads: int) -> None:
         self._name, self._num_threads = name, num_threads
