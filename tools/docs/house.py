@@ -146,8 +146,14 @@ def contract_list(root: Path = ROOT) -> str:
     """The contracts that forbid imports, as a Markdown list."""
     forbidden = [contract for contract in contracts(root) if contract["type"] == "forbidden"]
     return "".join(
-        f"- **{c['name']}.** {_rooms_of(c)} may not import {_names(c['forbidden_modules'])}.\n" for c in forbidden
+        f"- **{c['name']}.** {_rooms_of(c)} may not import {_names(c['forbidden_modules'])}{_exceptions(c)}.\n"
+        for c in forbidden
     )
+
+
+def _exceptions(contract: dict) -> str:
+    allowed = [one.split(" -> ")[0].removeprefix("paceline.") for one in contract.get("ignore_imports", ())]
+    return f", except in {_names(allowed)}" if allowed else ""
 
 
 def _rooms_of(contract: dict) -> str:
