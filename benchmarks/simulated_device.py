@@ -80,7 +80,7 @@ def simulate(model: Any, seconds: Callable[[int], float]) -> None:
     """Let passes of a `CudaModel` take `seconds` of their rows, on a clock beside the host's."""
     free, picks, logits = [0.0], [np.zeros(0, np.int64)], torch.zeros(512, VOCABULARY)
 
-    def launch(rows: Any, cache: Any, taps: tuple[int, ...] = (), *, is_foreseen: bool = False) -> Launched:
+    def launch(rows: Any, cache: Any, taps: tuple[int, ...] = (), *, is_foreseen: bool = False, **_: Any) -> Launched:
         model.passes._count(cache)
         if model.passes.fits(rows):
             model.passes._staging.place(rows, cache.spare_slot, _TILE, num_splits(rows))

@@ -99,8 +99,11 @@ class Bench:
             self.checkpoint, self.device, dtype, attention=self.attention, deterministic=deterministic  # type: ignore
         )  # fmt: skip
 
-    def engine(self, model: Any, num_drafts: int = 0, answers: dict | None = None, policy: Any = "fixed") -> Any:
-        """An engine around `model` that drafts up to `num_drafts` tokens of the recorded `answers` each step."""
+    def engine(
+        self, model: Any, num_drafts: int = 0, answers: dict | None = None, policy: Any = "fixed", drafter: Any = None
+    ) -> Any:
+        """An engine around `model` that drafts up to `num_drafts` tokens of the recorded `answers` each step, or by
+        `drafter`."""
         from paceline.config import EngineConfig, SpeculativeConfig
         from paceline.engine.build import build_engine
         from paceline.models.loaded import LoadedModel
@@ -111,8 +114,8 @@ class Bench:
         config = EngineConfig(
             executor="cuda", device=self.device, kv_cache_memory_bytes=room, profile="none", prefix_caching=False
         )  # fmt: skip
-        spec = SpeculativeConfig("ngram" if answers else "plain", policy=policy, num_draft_tokens=num_drafts)
-        drafter = make_recorded(answers, self.errors) if answers else None
+        spec = SpeculativeConfig("ngram" if num_drafts else "plain", policy=policy, num_draft_tokens=num_drafts)
+        drafter = make_recorded(answers, self.errors) if answers else drafter
         return build_engine(LoadedModel(source, model), config, spec, drafter=drafter)
 
     def prompts(self, count: int, length: int | None = None) -> list[list[int]]:

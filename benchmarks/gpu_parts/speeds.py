@@ -9,8 +9,11 @@ import torch
 
 from gpu_parts.bench import Bench, answer_all, compared, measured
 from gpu_parts.checks import model_in_blocks, random_blocks
+from gpu_parts.stand_ins import RandomWeights, make_lookups
 
 NUM_DRAFTS = 4
+_SPOKEN = 64
+"""Tokens of texts that repeat themselves within some dozens of tokens."""
 _CONTEXT = 96
 """Tokens before the rows of a pass that is timed, as many as requests that decode have on average here."""
 
@@ -97,6 +100,36 @@ def larger(bench: Bench) -> dict[str, Any]:
     own.results["bandwidth"] = bench.results["bandwidth"]
     own.results["passes"]["default"] = _pass_times(own, own.model, (1, 5))
     return {"weights_gb": own.model.num_bytes / 1e9, "passes": own.results["passes"]["default"], **_at_sizes(own, (1,))}
+
+
+def lookups(bench: Bench) -> dict[str, Any]:
+    """Prompt lookup, whose steps are launched before their drafts are known: tokens per second of one request whose
+    text repeats itself, plainly, with drafts that wait for verification, and with drafts found on the device."""
+    from paceline.theory.speedup import measured_speedup
+
+    own = Bench(bench.device, bench.quick, bench.deadline, bench.errors, bench.shape)
+    own.__dict__["checkpoint"] = RandomWeights(bench.checkpoint.config, spoken=_SPOKEN)
+    prompts, length = [[token % _SPOKEN for token in own.prompts(1)[0]]], 12 if bench.quick else 256
+    engines = {
+        "plain": own.engine(own.model),
+        "waiting": own.engine(own.model, NUM_DRAFTS, drafter=make_lookups()),
+        "ahead": own.engine(own.model, NUM_DRAFTS, drafter=make_lookups()),
+    }
+    engines["waiting"].cache.lookups = None
+    found, foreseen = {}, own.model._foreseen
+    for name, engine in engines.items():
+        before = foreseen.num_foreseen, foreseen.num_taken
+        found[name] = measured(engine, prompts, length)
+        begun = foreseen.num_foreseen - before[0], foreseen.num_taken - before[1]
+        found[name] |= {"passes_launched_ahead": begun[0], "of_these_taken": begun[1]}
+    times = _pass_times(own, own.model, (1, 5))
+    found["passes"] = times
+    for name in ("waiting", "ahead"):
+        per_step = found[name]["tokens_per_step_and_request"]
+        theory = float(measured_speedup(per_step, NUM_DRAFTS, lambda rows: _interpolated(times, rows)))
+        speedup = found[name]["tokens_per_second"] / found["plain"]["tokens_per_second"]
+        found[name] |= {"speedup": speedup, "of_theory": speedup / theory}
+    return found
 
 
 def _at_sizes(bench: Bench, sizes: Sequence[int]) -> dict[str, Any]:

@@ -60,16 +60,21 @@ def qwen_config(shape: str) -> Any:
 
 
 class RandomWeights:
-    """A `Checkpoint` whose tensors are cut from one stretch of random numbers, so that billions take seconds."""
+    """A `Checkpoint` whose tensors are cut from one stretch of random numbers, so that billions take seconds.
+
+    Args:
+        spoken: number of tokens that have embeddings; with tied embeddings no other token is ever the most probable, so
+            texts with few of them soon repeat themselves.
+    """
 
     storage = "BF16"
     _PRIME = 16_777_213
     """No tensor's width divides it: no two rows are alike."""
 
-    def __init__(self, config: Any, seed: int = 0) -> None:
+    def __init__(self, config: Any, seed: int = 0, spoken: int | None = None) -> None:
         from paceline.models.tensor_names import tensor_shapes
 
-        self.config, self.fingerprint = config, f"random-{seed}"
+        self.config, self.fingerprint, self._spoken = config, f"random-{seed}", spoken
         self._shapes = tensor_shapes(config)
         most = min(self._PRIME, max(int(np.prod(shape)) for shape in self._shapes.values()) | 1)
         numbers = np.random.default_rng(seed).standard_normal(most, np.float32)
@@ -92,6 +97,8 @@ class RandomWeights:
             values = 0.1 * values + (1.0 if name.endswith("norm.weight") else 0.0)
         else:
             values = values.view(shape) * shape[-1] ** -0.5
+        if self._spoken is not None and name == "model.embed_tokens.weight":
+            values[self._spoken :] = 0.0
         return values.bfloat16().float().numpy()
 
 
@@ -114,6 +121,29 @@ class NumberTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """One letter."""
         return bytes([32 + token_id % 90])
+
+
+def make_lookups() -> Any:
+    """Prompt lookup as the drafter `ngram` does it, without its compiled search: the package's needs Numba."""
+    from paceline.drafters.base import BaseDrafter
+    from paceline.sampling import TokenTree
+    from paceline.speculation import DrafterTraits
+
+    class Lookups(BaseDrafter):
+        name, traits = "lookups", DrafterTraits(deterministic=True)
+        prompt_lookup = 3, 1, False
+
+        def propose(self, contexts: Any) -> list[TokenTree]:
+            return [TokenTree.chain(_repeated(list(each.token_ids))[: each.longest]) for each in contexts]
+
+    def _repeated(text: list[int]) -> list[int]:
+        for size in (3, 2, 1):
+            for end in range(len(text) - 1, size - 1, -1):
+                if text[end - size : end] == text[-size:]:
+                    return text[end:]
+        return []
+
+    return Lookups()
 
 
 def make_recorded(answers: dict[tuple[int, ...], list[int]], error_rate: float) -> Any:

@@ -37,6 +37,9 @@ class NGram:
     Args:
         prompt_lookup_max, prompt_lookup_min: longest and shortest suffix looked up, in tokens.
         occurrence: which of several earlier occurrences to use.
+
+    Attributes:
+        prompt_lookup: the options, for a device that looks texts up itself (`LooksUp`).
     """
 
     name = "ngram"
@@ -52,8 +55,7 @@ class NGram:
             raise InvalidParameter("prompt_lookup_max", problem, "raise it or lower prompt_lookup_min")
         if occurrence not in ("latest", "earliest"):
             raise InvalidParameter("occurrence", f"{occurrence!r} is unknown", "use 'latest' or 'earliest'")
-        self._sizes = prompt_lookup_max, prompt_lookup_min
-        self._is_earliest = occurrence == "earliest"
+        self.prompt_lookup = prompt_lookup_max, prompt_lookup_min, occurrence == "earliest"
         self._texts: dict[str, _Text] = {}
         self.rates = Rates()
         self._read(_Text(), (0,))  # compile now, not during a request
@@ -88,7 +90,7 @@ class NGram:
         """See `lookup.repetition.read`."""
         start = text.extend(token_ids)
         rates = self.rates
-        return reader()(text.tokens, start, text.length, *self._sizes, self._is_earliest, rates.rates, rates.weights)
+        return reader()(text.tokens, start, text.length, *self.prompt_lookup, rates.rates, rates.weights)
 
 
 class Rates:

@@ -16,7 +16,7 @@ from paceline.engine.profiles import find_profile
 from paceline.engine.quick_profile import quick_profile
 from paceline.engine.speculation import Speculation
 from paceline.errors import InvalidParameter, UnsupportedModel
-from paceline.models.base import PAGE_SIZE, CausalLM, LooksAhead
+from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, LooksAhead, LooksUp
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.loaded import LoadedModel
@@ -152,7 +152,8 @@ def build_engine(
     drafter = drafter or _drafter(spec, services)
     prices = LearnedPrices(passes, drafter.traits, hides_host=looks_ahead)
     speculation = _speculation(spec, drafter, prices)
-    limits = _scheduler_config(config, limit, profile, loaded.model)
+    num_ahead = _look_ahead(loaded.model, cache, drafter, speculation.most)
+    limits = _scheduler_config(config, limit, profile, num_ahead)
     stop, branches = StopChecker(source.eos_token_ids), drafter.traits.branches
     scheduler = Scheduler(limits, pool, speculation.policy, stop, branches)
     return Engine(loaded.model, cache, scheduler, source.tokenizer, source.eos_token_ids, speculation, prices, clock)
@@ -188,8 +189,21 @@ def _prior(
         return guess
 
 
+def _look_ahead(model: CausalLM, cache: KVCache, drafter: Drafter, most: int) -> int:
+    """The lookahead slots of each request, after telling the cache of a drafter whose steps can be started early.
+
+    Such a step has up to `most` drafts, and begins as many tokens after the last one, plus one.
+    """
+    num_ahead = model.num_lookahead_slots if isinstance(model, LooksAhead) else 0
+    how = getattr(drafter, "prompt_lookup", None)
+    if how is None or not (num_ahead and most and isinstance(cache, LooksUp)):
+        return num_ahead
+    cache.look_up(*how)
+    return num_ahead + 2 * most
+
+
 def _scheduler_config(
-    config: EngineConfig, max_model_len: int, profile: Profile | None, model: CausalLM
+    config: EngineConfig, max_model_len: int, profile: Profile | None, num_lookahead_slots: int
 ) -> SchedulerConfig:
     """The scheduler's configuration. The token budget is the configured one, else the tuned one, else the default."""
     defaults = SchedulerConfig()
@@ -203,7 +217,7 @@ def _scheduler_config(
         max_model_len=max_model_len,
         prefix_caching=config.prefix_caching,
         tile=min(tile, token_budget),
-        num_lookahead_slots=model.num_lookahead_slots if isinstance(model, LooksAhead) else 0,
+        num_lookahead_slots=num_lookahead_slots,
     )
 
 

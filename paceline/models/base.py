@@ -199,6 +199,15 @@ class LooksAhead(Protocol):
 
 
 @runtime_checkable
+class LooksUp(Protocol):
+    """A cache of a model that `LooksAhead`, beside which steps with drafts by prompt lookup are started early too."""
+
+    def look_up(self, longest: int, shortest: int, earliest: bool) -> None:
+        """Keep the tokens of all passes from now on, and look them up as `NGram` does, whose options these are."""
+        ...
+
+
+@runtime_checkable
 class SkipsLayers(Protocol):
     """A `CausalLM` that can skip layers, as self-speculation does."""
 

@@ -76,8 +76,8 @@ def test_a_broken_row_ends_its_request_alone(models, monkeypatch):
     model, loaded = next(iter(models.items()))
     launch, calls = model.launch, []
 
-    def spoiled(rows, cache, taps=(), is_foreseen=False):
-        launched = launch(rows, cache, taps, is_foreseen=is_foreseen)
+    def spoiled(rows, cache, taps=(), **how):
+        launched = launch(rows, cache, taps, **how)
         if len(rows.logit_rows) == 2:
             launched.peaks[0, 1] = float("nan")
             calls.append(rows)

@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.build import build_engine
 from paceline.models.base import PAGE_SIZE
-from paceline.models.cuda_executor import CudaModel
+from paceline.models.cuda_executor import CudaModel, foreseen
 from paceline.models.cuda_executor.foreseen import Foreseen
 from paceline.models.cuda_executor.laws import answers_of, picks_of
 from paceline.models.loaded import LoadedModel
@@ -41,18 +41,17 @@ def models():
 def eager(monkeypatch):
     """Foresight that always pays."""
 
-    def expect(self, rows, cache):
+    def expect(self, rows, cache, is_right):
         self._share, self._host_seconds, self._pass_seconds = 1.0, 1.0, 1.0
 
     monkeypatch.setattr(Foreseen, "_expect", expect)
 
 
-def engine_of(model, num_pages, **config):
+def engine_of(model, num_pages, speculative=None, **config):
     source = ModelSource("random", CHECKPOINT, ByteTokenizer())  # type: ignore[arg-type]
     memory = num_pages * PAGE_BYTES
-    return build_engine(
-        LoadedModel(source, model), EngineConfig(kv_cache_memory_bytes=memory, profile="none", **config), None
-    )
+    config = EngineConfig(kv_cache_memory_bytes=memory, profile="none", **config)
+    return build_engine(LoadedModel(source, model), config, speculative)
 
 
 def texts(engine, requests):
@@ -71,7 +70,7 @@ def texts(engine, requests):
     return texts
 
 
-def some_requests(rng, kinds):
+def some_requests(rng, kinds, vocabulary=100):
     for _ in range(rng.randint(3, 8)):
         begin, length = random.Random(rng.randint(1, 3)), rng.choice([1, 2, 15, 16, 17, 33, 240])
         params = SamplingParams(
@@ -79,7 +78,12 @@ def some_requests(rng, kinds):
             | rng.choice(kinds)
         )
         when = rng.randint(0, 20)
-        yield when, [begin.randrange(100) for _ in range(length)], params, rng.choice([None, None, None, when + 9])
+        yield (
+            when,
+            [begin.randrange(vocabulary) for _ in range(length)],
+            params,
+            rng.choice([None, None, None, when + 9]),
+        )
 
 
 @pytest.mark.parametrize("kinds", [GREEDY, SAMPLED, KINDS], ids=["greedy", "sampled", "mixed"])
@@ -94,6 +98,34 @@ def test_requests_that_come_go_and_lose_their_pages(models, eager, seed, kinds, 
     ours, theirs = (engine_of(each, pages, **config) for each in models)
     assert texts(ours, requests) == texts(theirs, requests)
     assert kinds is KINDS or model._foreseen.num_taken > before
+    assert ours.scheduler.pool.num_free == pages
+
+
+@pytest.fixture(scope="module")
+def repetitive():
+    """Models of few tokens, whose texts repeat themselves."""
+    few = RandomCheckpoint(small_config(vocab_size=7))
+    return CudaModel(few, "cpu", "float32", attention="by_position", deterministic=True), TorchModel(few)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_requests_with_lookups_that_come_go_and_lose_their_pages(repetitive, eager, seed, monkeypatch):
+    monkeypatch.setattr(foreseen, "_FEW_ROWS", 64)
+    rng = random.Random(seed)
+    kinds = ({}, {}, {"n": 2, "temperature": 0.8}, {"stop_token_ids": [3]}, {"repetition_penalty": 1.2})
+    requests, pages = list(some_requests(rng, kinds[: rng.choice([2, 4, 5])], 7)), rng.choice([20, 24, 40])
+    config = {"scheduler": rng.choice(["stall_free", "sarathi", "orca"]), "prefix_caching": seed % 2 == 0}
+    policy, most = rng.choice(["fixed", "fixed", "auto", "heuristic"]), rng.choice([1, 2, 4])
+    drafts = SpeculativeConfig(
+        "ngram", policy=policy, num_draft_tokens=most, options={"prompt_lookup_min": 1 + seed % 2}
+    )
+    model, before = repetitive[0], repetitive[0]._foreseen.num_taken
+    ours, theirs = (
+        engine_of(each, pages, spec, **config) for each, spec in zip(repetitive, (drafts, None), strict=True)
+    )
+    assert texts(ours, requests) == texts(theirs, requests)
+    assert ours.metrics.spec_decode_num_draft_tokens > 0 or policy != "fixed"
+    assert model._foreseen.num_taken > before
     assert ours.scheduler.pool.num_free == pages
 
 

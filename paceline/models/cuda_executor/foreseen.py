@@ -1,18 +1,21 @@
-"""`Foreseen`: launches the next pass of requests without drafts before the engine asks for it.
+"""`Foreseen`: launches the next pass before the engine asks for it.
 
 Between two passes the host commits tokens, plans a step and packs its rows while the device is idle. The next step of
 requests without drafts is predictable: the same rows one position later, with the tokens just picked, which are on the
 device, and the same questions with the next noise keys. So that pass is launched before the tokens of the current one
-are fetched, and the host works in parallel. If the engine then asks for the predicted rows, or some of them, the
-results are on their way. If it asks for anything else, that pass was wasted; it wrote only to slots after the last
-tokens, which are rewritten before they are read.
+are fetched, and the host works in parallel. With prompt lookup the next step is predictable too, once the picks are on
+the device: how many drafts they accept, and what the text's end repeats (`lookups.py`). If the engine then asks for the
+predicted rows, or some of them, the results are on their way. If it asks for anything else, that pass was wasted; it
+wrote only to slots after the last tokens, which are rewritten before they are read.
 
-Not for laws that depend on the text (penalties, grammars), nor for drafts, which wait for verification.
+Not for laws that depend on the text (penalties, grammars), nor for drafts of other drafters, which wait for
+verification.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, cast
 from weakref import ref
 
@@ -22,12 +25,18 @@ from torch import Tensor
 from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.cuda_executor.fetch import Fetch, Fetched
 from paceline.models.cuda_executor.laws import picks_of
-from paceline.models.cuda_executor.passes import CudaKVCache, Passes
+from paceline.models.cuda_executor.lookups import MADE, template_after
+from paceline.models.cuda_executor.passes import Advance, CudaKVCache, Passes
 from paceline.models.torch_executor.device_states import DeviceStates
-from paceline.sampling.answered import Question
+from paceline.sampling.answered import LARGEST, Question
 
 _MEMORY = 1 / 8
 """Weight of the latest step in the moving averages."""
+_LATEST_STEPS = 16
+"""The longest draft of these decides how many drafts of each request a pass launched ahead verifies."""
+_FEW_ROWS = 32
+"""Most rows of a pass launched ahead with drafts, not all of which the engine may want. So few cost about as much as
+one on a GPU (docs/gpu.md)."""
 
 
 Questions = Sequence[Question]
@@ -37,8 +46,9 @@ class Launch(Protocol):
     """Starts a pass."""
 
     def __call__(
-        self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions, *, is_foreseen: bool = False
-    ) -> tuple[Tensor, DeviceStates | None]:
+        self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions, *,
+        is_foreseen: bool = False, advance: Advance | None = None,
+    ) -> tuple[Tensor, DeviceStates | None]:  # fmt: skip
         """The table of answers to `questions` on the device, and the states of `taps`; see `CudaModel.launch`."""
         ...
 
@@ -48,13 +58,14 @@ class _Pass:
     """A pass that was launched.
 
     Attributes:
-        rows: its rows, with tokens once they are known.
+        rows: its rows, with tokens (and positions and slots, where drafts precede them) once they are known.
         taps: layers whose states it returns.
         questions: about its rows.
         cache: weak reference to its cache; `changes` is that of the cache when the pass was launched.
         number: number of passes of the network when it was launched, including this one.
         fetched: the answers.
         states: of the taps.
+        lines: tokens, positions and slots of rows that were made on the device; None for others.
     """
 
     rows: Rows
@@ -65,6 +76,18 @@ class _Pass:
     number: int
     fetched: Fetched
     states: DeviceStates | None
+    lines: Fetched | None = None
+
+    def told(self, table: np.ndarray) -> None:
+        """Fill in what the pass before decides, whose answers are `table`."""
+        if self.lines is None:
+            self.rows.token_ids[:] = picks_of(table)
+            return
+        [lines] = self.lines.wait()
+        tokens, positions, slots = lines[:, : len(self.rows.slots)]
+        self.rows = replace(
+            self.rows, token_ids=tokens, positions=positions, slots=slots, natural_lengths=positions + 1
+        )
 
 
 class Foreseen:
@@ -80,6 +103,7 @@ class Foreseen:
         passes: counts passes.
         fetch: copies answers to the host; not shared with others.
         max_positions: maximum position of the model.
+        picks: the latest picks, on the device, by place.
         clock: returns seconds.
 
     Attributes:
@@ -88,23 +112,30 @@ class Foreseen:
 
     def __init__(
         self, launch: Launch, has_recorded: Callable[[Rows, CudaKVCache, tuple[int, ...]], bool], passes: Passes,
-        fetch: Fetch, max_positions: int, clock: Callable[[], float] = time.perf_counter,
+        fetch: Fetch, max_positions: int, picks: Tensor, clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self._launch, self._has_recorded, self._passes, self._fetch = launch, has_recorded, passes, fetch
-        self._max_positions, self._clock = max_positions, clock
+        self._max_positions, self._picks, self._clock = max_positions, picks, clock
+        self._fetch_lines = Fetch(picks.device)
+        self._depths: deque[int] = deque(maxlen=_LATEST_STEPS)
         self._next: _Pass | None = None
         self._last: tuple[ref[CudaKVCache], int, np.ndarray] | None = None
         self._share, self._pass_seconds, self._host_seconds, self._returned = 0.0, 0.0, 0.0, 0.0
         self.num_foreseen = self.num_taken = 0
 
+    def knows(self, rows: Rows, cache: CudaKVCache, questions: Sequence[Question | None]) -> bool:
+        """Whether the step after these rows may be predictable, so that they should be passed to `answers`."""
+        return is_plain(rows, questions) or (cache.lookups is not None and are_chains(rows, questions))
+
     def answers(
         self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions
     ) -> tuple[np.ndarray, DeviceStates | None]:
-        """The table of answers [K, n] for `rows`, for which `is_plain` holds, and the states of `taps` [K, ..], None
-        without taps; waits for the device."""
-        self._expect(rows, cache)
+        """The table of answers [K, n] for `rows` that it `knows`, and the states of `taps` [K, ..], None without taps;
+        waits for the device."""
         ahead, self._next = self._next, None
         own = None if ahead is None else _places(rows, cache, taps, questions, ahead)
+        self._depths.append(_depth(rows))
+        self._expect(rows, cache, ahead is None or own is not None)
         began, num_graphs = self._clock(), len(cache.graphs)
         if ahead is None or own is None:
             current, own = self._begun(rows, cache, taps, questions), np.arange(len(rows.slots))
@@ -116,30 +147,35 @@ class Foreseen:
         [table] = current.fetched.wait()
         table = table[own]
         if self._next is not None:
-            self._next.rows.token_ids[:] = picks_of(table)
+            self._next.told(table)
         if current is not ahead and self._next is None and num_graphs == len(cache.graphs):  # one pass and no more
             self._pass_seconds += _MEMORY * (self._clock() - began - self._pass_seconds)
-        self._last = ref(cache), cache.changes, rows.positions
+        self._last = ref(cache), cache.changes, _roots_after(rows, table)
         states = current.states
         if states is not None and len(own) < len(states):
             states = states[own.tolist()]
         self._returned = self._clock()
         return table, states
 
-    def _expect(self, rows: Rows, cache: CudaKVCache) -> None:
-        """Update the averages: whether this step was predictable, and the host's time before it."""
-        follows = self._last is not None and self._last[:2] == (ref(cache), cache.changes)
+    def _expect(self, rows: Rows, cache: CudaKVCache, is_right: bool) -> None:
+        """Update the averages: whether this step was predictable, and the host's time before it.
+
+        Args:
+            is_right: no pass was launched ahead, or the right one.
+        """
+        follows = is_right and self._last is not None and self._last[:2] == (ref(cache), cache.changes)
         if follows and self._last is not None:
-            before, now = self._last[2], rows.positions
-            follows = len(now) < len(before) or (len(now) == len(before) and bool((now == before + 1).all()))
+            before, now = self._last[2], rows.positions[_starts(rows)]
+            follows = len(now) < len(before) or (len(now) == len(before) and bool((now == before).all()))
         self._share += _MEMORY * (follows - self._share)
         if follows:
             self._host_seconds += _MEMORY * (self._clock() - self._returned - self._host_seconds)
 
     def _begun(
-        self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions, is_foreseen: bool = False
-    ) -> _Pass:
-        table, states = self._launch(rows, cache, taps, questions, is_foreseen=is_foreseen)
+        self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions, is_foreseen: bool = False,
+        advance: Advance | None = None,
+    ) -> _Pass:  # fmt: skip
+        table, states = self._launch(rows, cache, taps, questions, is_foreseen=is_foreseen, advance=advance)
         number, fetched = self._passes.num_launched, self._fetch(table)
         return _Pass(rows, taps, questions, ref(cache), cache.changes, number, fetched, states)
 
@@ -149,14 +185,44 @@ class Foreseen:
         """Launch the pass after `current`; `own` are the indices of `rows` in it. None if that is not possible yet."""
         if current.number != self._passes.num_launched:  # its tokens have been overwritten on the device
             return None
+        drafts = max(self._depths) if cache.lookups is not None else 0
+        try:
+            if drafts:
+                begun = self._begun_with_drafts(current, rows, own, cache, drafts, questions)
+            else:
+                begun = self._begun_plain(current, rows, own, cache, questions)
+        except RuntimeError:  # the error will be raised when the engine asks for that pass
+            return None
+        self.num_foreseen += begun is not None
+        return begun
+
+    def _begun_plain(
+        self, current: _Pass, rows: Rows, own: np.ndarray, cache: CudaKVCache, questions: Questions
+    ) -> _Pass | None:
         following, asked = self._following(rows, own), [each.following() for each in questions]
         if following is None or None in asked or not self._has_recorded(following, cache, current.taps):
             return None
-        try:
-            begun = self._begun(following, cache, current.taps, cast(Questions, asked), is_foreseen=True)
-        except RuntimeError:  # the error will be raised when the engine asks for that pass
+        return self._begun(following, cache, current.taps, cast(Questions, asked), is_foreseen=True)
+
+    def _begun_with_drafts(
+        self, current: _Pass, rows: Rows, own: np.ndarray, cache: CudaKVCache, drafts: int, questions: Questions
+    ) -> _Pass | None:
+        """The next pass with `drafts` drafts by prompt lookup for each request."""
+        lookups, is_small = cache.lookups, len(rows.page_tables) * (drafts + 1) <= _FEW_ROWS
+        if lookups is None or not is_small or not all([each.takes_argmax for each in questions]):
             return None
-        self.num_foreseen += 1
+        template = template_after(rows, own, drafts, self._max_positions)
+        if template is None or not self._passes.fits(template):
+            return None
+        make_rows, fetched = lookups.advancing(template, self._picks, cache.spare_slot), []
+
+        def advance(packed: Tensor, num_rows: int) -> None:
+            make_rows(packed, num_rows)
+            fetched.append(self._fetch_lines(packed[: MADE * num_rows].view(MADE, num_rows)))
+
+        asked = [LARGEST] * len(template.slots)
+        begun = self._begun(template, cache, current.taps, asked, is_foreseen=True, advance=advance)
+        begun.lines = fetched[0]
         return begun
 
     def _following(self, rows: Rows, own: np.ndarray) -> Rows | None:
@@ -191,6 +257,37 @@ def is_plain(rows: Rows, questions: Sequence[Question | None]) -> bool:
     return all([each is not None and each.edits is None and not each.trials for each in questions])
 
 
+def are_chains(rows: Rows, questions: Sequence[Question | None]) -> bool:
+    """Whether each request has a chain of rows, of all of which the argmax is asked."""
+    if len(rows.logit_rows) != len(rows.slots) or rows.branch_slots.size or rows.num_keys is not None:
+        return False
+    return all([each is not None and each.takes_argmax for each in questions])
+
+
+def _starts(rows: Rows) -> np.ndarray:
+    """[S] the first row of each segment."""
+    return np.searchsorted(rows.segments, np.arange(len(rows.page_tables)))
+
+
+def _depth(rows: Rows) -> int:
+    """Most drafts of a request, in chains of rows."""
+    return int(np.diff(_starts(rows), append=len(rows.slots)).max()) - 1
+
+
+def _roots_after(rows: Rows, table: np.ndarray) -> np.ndarray:
+    """[S] position of the first row of each segment in the next step, given the answers to chains of rows."""
+    if len(rows.slots) == len(rows.page_tables):
+        return rows.positions + 1
+    picks, tokens, starts = picks_of(table).tolist(), rows.token_ids.tolist(), _starts(rows).tolist()
+    roots = []
+    for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
+        last = start
+        while last + 1 < end and picks[last] == tokens[last + 1]:
+            last += 1
+        roots.append(int(rows.positions[last]) + 1)
+    return np.array(roots)
+
+
 def _places(
     rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions, ahead: _Pass
 ) -> np.ndarray | None:
@@ -215,5 +312,5 @@ def _places(
     width = min(rows.page_tables.shape[1], known.page_tables.shape[1])
     if pages.max() > width:
         return None
-    differs = rows.page_tables[:, :width] != known.page_tables[own, :width]
+    differs = rows.page_tables[rows.segments, :width] != known.page_tables[known.segments[own], :width]
     return None if (differs & (np.arange(width) < pages[:, None])).any() else own

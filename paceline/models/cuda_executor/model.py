@@ -21,12 +21,12 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention
 from paceline.models.cuda_executor.block_matrix import put_blocks
 from paceline.models.cuda_executor.fetch import Fetch, Send
-from paceline.models.cuda_executor.foreseen import Foreseen, is_plain
+from paceline.models.cuda_executor.foreseen import Foreseen
 from paceline.models.cuda_executor.graphs import GraphCapture, Outputs, on_device
 from paceline.models.cuda_executor.invariant import row_invariant
 from paceline.models.cuda_executor.laws import Wide, answers_of, peaks_of, picks_of, read_answers
 from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below
-from paceline.models.cuda_executor.passes import CudaKVCache, Launched, Passes, likeliest
+from paceline.models.cuda_executor.passes import Advance, CudaKVCache, Launched, Passes, likeliest
 from paceline.models.cuda_executor.staging import LARGEST
 from paceline.models.dtypes import activations_beside_blocks
 from paceline.models.torch_executor.device_states import DeviceStates
@@ -134,7 +134,9 @@ class CudaModel(TorchModel):
 
     def _foresee(self) -> Foreseen:
         fetch = Fetch(self._stage.device)
-        return Foreseen(self._launch_drawn, self._has_recorded, self.passes, fetch, self.config.max_position_embeddings)
+        return Foreseen(
+            self._launch_drawn, self._has_recorded, self.passes, fetch, self.config.max_position_embeddings, self._picks
+        )
 
     def _has_recorded(self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...]) -> bool:
         return self.passes.has_recorded(rows, cache, self._name(taps))
@@ -145,7 +147,8 @@ class CudaModel(TorchModel):
 
     def new_cache(self, num_pages: int) -> CudaKVCache:
         """An empty cache of `num_pages` pages."""
-        return CudaKVCache(self.config, num_pages, self._stage.device, self._stage.dtype)
+        by_kernels = self.attention == "triton"
+        return CudaKVCache(self.config, num_pages, self._stage.device, self._stage.dtype, by_kernels)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
@@ -162,7 +165,7 @@ class CudaModel(TorchModel):
         self, rows: Rows, cache: KVCache, taps: tuple[int, ...], questions: Sequence[Question | None]
     ) -> DrawnOutput:
         """See `DrawsLaws`: questions are copied to the device before the pass, and only answers and rows come back."""
-        if isinstance(cache, CudaKVCache) and is_plain(rows, questions) and self.passes.fits(rows):
+        if isinstance(cache, CudaKVCache) and self._foreseen.knows(rows, cache, questions) and self.passes.fits(rows):
             table, kept = self._foreseen.answers(rows, cache, taps, cast(Sequence[Question], questions))
             no_logits = np.empty((0, self.config.vocab_size), np.float32)
             return DrawnOutput(read_answers(table, questions), no_logits, self._held(kept, taps))
@@ -199,12 +202,12 @@ class CudaModel(TorchModel):
 
     def _launch_drawn(
         self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Sequence[Question], *,
-        is_foreseen: bool = False,
+        is_foreseen: bool = False, advance: Advance | None = None,
     ) -> tuple[Tensor, DeviceStates | None]:  # fmt: skip
         """Start a pass; the table of answers on the device, whose picks the next pass can begin with (`launch`), and
         the taps' states."""
         wide = self._wide(questions)
-        launched = self.launch(rows, cache, taps, is_foreseen=is_foreseen)
+        launched = self.launch(rows, cache, taps, is_foreseen=is_foreseen, advance=advance)
         table = self._answers(launched.logits, launched.peaks, wide)
         if wide is not None:
             self._picks[: len(table)] = picks_of(table).int()
@@ -237,12 +240,16 @@ class CudaModel(TorchModel):
                 logits = self.launch(replace(level, token_ids=tokens[-1]), cache).logits
         return GreedyDraft(np.stack(tokens, axis=1), np.stack(probs, axis=1))
 
-    def launch(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = (), *, is_foreseen: bool = False) -> Launched:
+    def launch(
+        self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = (), *, is_foreseen: bool = False,
+        advance: Advance | None = None,
+    ) -> Launched:  # fmt: skip
         """Start a pass without waiting for the device; its outputs are valid until the next pass. Raises as `forward`.
 
         Args:
             is_foreseen: whether token -1 - i stands for the pick of logit row i of the previous pass, by default its
                 argmax. The graph of this pass must have been recorded.
+            advance: see `Passes.run`; `rows` are then the template of `Lookups.advancing`.
         """
         if not isinstance(cache, CudaKVCache):
             raise InvalidParameter("cache", f"is a {type(cache).__name__}", "make it with this model's new_cache")
@@ -253,7 +260,11 @@ class CudaModel(TorchModel):
             return Launched(logits, _side_by_side(tapped, taps), peaks_of(logits))
         num_asked = len(rows.logit_rows)
         logits, peaks, *states = self.passes.run(
-            rows, cache, self._name(taps), lambda placed, asked, _: self._compute(placed, cache, taps, asked)
+            rows,
+            cache,
+            self._name(taps),
+            lambda placed, asked, _: self._compute(placed, cache, taps, asked),
+            advance=advance,
         )
         tapped = states[0][: len(rows.token_ids)] if states else None
         return Launched(logits[:num_asked], tapped, peaks[:num_asked])
@@ -261,6 +272,8 @@ class CudaModel(TorchModel):
     def _compute(self, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], asked: int) -> Outputs:
         """The logits of the first `asked` logit rows, their peaks, and the states of the taps, if there are any."""
         out = self.passes.place_of_logits(asked)
+        if cache.lookups is not None:
+            cache.lookups.remember(placed.token_ids, self._picks, placed.slots)
         logits, *states = self._through(placed.token_ids, placed, cache, taps, placed.logit_rows[:asked], out)
         return logits, self._peaks_of(logits), *states
 

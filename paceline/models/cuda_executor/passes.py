@@ -16,12 +16,15 @@ from paceline.models.chains import GreedyDraft
 from paceline.models.config import ModelConfig
 from paceline.models.cuda_executor.attention import AttentionName, rows_of_tile
 from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, graphs_of, on_device
+from paceline.models.cuda_executor.lookups import Lookups
 from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below, num_splits
 from paceline.models.cuda_executor.staging import LARGEST, Staging, asked_bucket, bucket_of
 from paceline.models.torch_executor.cache import TorchKVCache
 
 Compute = Callable[[PagedRows, int, Sequence[Tensor]], Outputs]
 """(rows, number of logit rows, input tensors [rows, n]) to logits [logit rows, n] and other outputs."""
+Advance = Callable[[Tensor, int], None]
+"""Changes packed rows in place, given their padded number."""
 Below = Callable[[PagedRows, Tensor, Sequence[Tensor]], Outputs]
 """(rows, their tokens [rows], states of their parents) to logits [rows, n] and states of all rows."""
 
@@ -29,20 +32,35 @@ Below = Callable[[PagedRows, Tensor, Sequence[Tensor]], Outputs]
 class CudaKVCache(TorchKVCache):
     """Paged keys and values, a spare slot for padded rows, and the graphs that were recorded over them.
 
+    Args:
+        kernels: whether Triton's kernels are used.
+
     Attributes:
         changes: number of writes so far.
+        lookups: for passes of prompt lookup that are launched ahead; None without.
     """
 
-    def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, kernels: bool = False
+    ) -> None:
         super().__init__(config, num_pages, device, dtype, spare_slots=1)
+        self.kernels = kernels
         self.spare_slot = num_pages * PAGE_SIZE
         self.graphs: dict[tuple, tuple[Graph, Sequence[Tensor]]] = {}
         self.changes = 0
+        self.lookups: Lookups | None = None
 
     def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """See `KVCache.move`."""
         self.changes += 1
         super().move(sources, destinations)
+        if self.lookups is not None:
+            self.lookups.move(self._index(sources), self._index(destinations))
+
+    def look_up(self, longest: int, shortest: int, earliest: bool) -> None:
+        """See `LooksUp`; before the first pass."""
+        texts = torch.zeros(self.spare_slot + 1, dtype=torch.int32, device=self.keys.device)
+        self.lookups = Lookups(longest, shortest, earliest, texts, self.kernels)
 
     def write(self, slots: Sequence[int] | np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
         """See `TakesKeys.write`."""
@@ -93,12 +111,16 @@ class Passes:
         self._num_logits, self._logits = num_logits, torch.empty(0)
         self.num_launched = 0
 
-    def run(self, rows: Rows, cache: CudaKVCache, name: tuple, compute: Compute, fed: Sequence[Tensor] = ()) -> Outputs:
+    def run(
+        self, rows: Rows, cache: CudaKVCache, name: tuple, compute: Compute, fed: Sequence[Tensor] = (),
+        advance: Advance | None = None,
+    ) -> Outputs:  # fmt: skip
         """Outputs of `compute` for `rows`, on the device and possibly with padding rows; valid until the next pass.
 
         Args:
             name: distinguishes `compute` from other functions over the same cache.
             fed: inputs [M, n] float32 of the rows, on the device or the host.
+            advance: changes the packed rows on the device before the pass; only for rows that fit a graph.
         """
         asked = len(rows.logit_rows)
         self._count(cache)
@@ -110,6 +132,8 @@ class Passes:
             placed = self._staging.place(rows, *how)
             key = _key(rows, name, how[-1])
             *_, bucket, count, _ = key
+            if advance is not None:
+                advance(self._staging.packed, bucket)
             return self._replay(cache, key, lambda static: compute(placed, count, static), fed, bucket)
 
     def fits(self, rows: Rows) -> bool:

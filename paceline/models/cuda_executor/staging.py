@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from paceline.models.base import Rows, pages_for
 from paceline.models.config import ModelConfig
@@ -50,6 +51,11 @@ class Staging:
         self._static = torch.zeros(self._capacity, dtype=torch.int32, device=device)
         self._copied = torch.cuda.Event() if self._is_cuda else None
         self._views: dict[tuple[int, int], PagedRows] = {}
+
+    @property
+    def packed(self) -> Tensor:
+        """The static tensor, packed as by `pack`."""
+        return self._static
 
     def fits(self, rows: Rows) -> bool:
         """Whether `rows` can be placed in the static tensors."""

@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from paceline.models.cuda_executor.kernels import attention, blocks, ends, entries, products, races
+from paceline.models.cuda_executor.kernels import attention, blocks, ends, entries, lookups, products, races
 
 PLACES = ("first_page", "natural_lengths", "lengths", "first_branch", "tile_rows", "tile_sizes", "flat")
 SUMS = {"mixed": "*fp32", "peaks": "*fp32", "totals": "*fp32"}
@@ -71,6 +71,14 @@ def kernels(kind: str, bytes_each: int, waits: bool):
     peaks = {"logits": "*fp32", "peaks": "*fp32", "places": "*i32", "columns": "i32", "num_chunks": "i32"}
     yield ends._peaks_of_chunks, peaks, {"CHUNK": 4096} | waiting, two
     yield ends._peaks_of_rows, peaks | {"table": "*fp64", "picks": "*i32"}, {"BLOCK": 64} | waiting, two
+    texts = dict.fromkeys(("packed", "picks", "texts", "tokens", "slots"), "*i32")
+    texts |= dict.fromkeys(("num_rows", "width", "spare_slot"), "i32")
+    yield lookups._remember, texts, {}, {"num_warps": 1}
+    for earliest in (False, True):
+        yield lookups._advance, texts, {
+            "FLAT": 10, "SIZE": 5, "ROWS": 8, "LONGEST": 3, "SHORTEST": 1, "EARLIEST": earliest, "PAGE": 16,
+            "BLOCK": lookups._BLOCK,
+        }, two  # fmt: skip
     matrix = {"codes": "*u8", "scales": "*fp16", "shifts": "*fp16", "values": "*fp32"}
     for halves, table, gate, parts in ((True, False, 1, False), (False, False, 0, True), (True, True, 0, False)):
         own = blocks.block_tile(8960, 1536, in_parts=parts).options()

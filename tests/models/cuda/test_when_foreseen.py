@@ -25,9 +25,17 @@ class Steps:
     def __init__(self):
         self.now, self._passes, self._place = 0.0, SimpleNamespace(num_launched=0), 0
         self._cache = CudaKVCache(small_config(), 40, CPU, torch.float32)
-        self.foreseen = Foreseen(self._launch, lambda *_: True, self._passes, Fetch(CPU), 512, lambda: self.now)
+        self.foreseen = Foreseen(
+            self._launch,
+            lambda *_: True,
+            self._passes,
+            Fetch(CPU),
+            512,
+            torch.zeros(8, dtype=torch.int32),
+            lambda: self.now,
+        )
 
-    def _launch(self, rows, cache, taps, questions, *, is_foreseen=False):
+    def _launch(self, rows, cache, taps, questions, *, is_foreseen=False, advance=None):
         self._passes.num_launched += 1
         cache.changes += 1
         cache.graphs["only"] = (lambda: ()), ()
