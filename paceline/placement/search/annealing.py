@@ -49,6 +49,8 @@ def anneal(search: Search) -> Groups:
     selective replication or round robin."""
     end = search.spent + search.effort
     found = _starts(search)
+    if not found:  # none of the models that can be placed has requests
+        return search.best
     left = max(end - search.spent, 1)
     if search.case.has_slo and search.best_score.served == search.facts.most:
         left *= LATENCY_SHARE
@@ -103,7 +105,7 @@ def _starts(search: Search) -> list[Groups]:
         except InvalidParameter:  # no model can be served from a single device: that policy is none for this case
             continue
     ranked = sorted(search.best_of_splits.values(), key=lambda pair: pair[0], reverse=True)
-    return [canonical(groups) for _, groups in ranked[: ROUNDS[0][0]]]
+    return [canonical(groups) for _, groups in ranked if groups][: ROUNDS[0][0]]
 
 
 def _fill_uneven(search: Search) -> None:

@@ -41,7 +41,7 @@ def plan_large(search: Search) -> Groups:
         search.step = "equal replicas"
         equal_replicas(search)
     search.step = "parts filled anew"
-    while search.spent < end and search.best_score.served < facts.most:
+    while search.best and search.spent < end and search.best_score.served < facts.most:
         batch_greedy(search, _torn_down(search, search.best), max(1, facts.num_models // FINE))
     return search.best
 

@@ -111,7 +111,10 @@ class _Types:
 
     def _on(self, device: DeviceType, workload: Workload) -> Groups:
         """Groups on one type, with the case's own numbers of models."""
-        kept, sub = _models_on(self._case, device), only(self._case, device, workload)
+        kept = _models_on(self._case, device)
+        if not kept:
+            return ()
+        sub = only(self._case, device, workload)
         if not sub.workload.num_requests:
             return ()
         return tuple(

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.errors import InvalidParameter
 from paceline.placement import Evaluator, Placement, Workload
-from paceline.placement.search import plan
+from paceline.placement.search import POLICIES, plan
 from paceline.placement.search.search import Search, canonical, empty_groups
 from tests.placement.cases import make_case
 
@@ -103,6 +103,19 @@ def test_a_model_that_cannot_be_served_is_refused_or_left_out():
     found = plan(case, "mp-search", allow_unplaceable=True)
     assert list(found.unplaceable) == [7]
     assert found.placement.replicas(8)[7] == 0 < found.slo_attainment
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_where_nobody_asks_for_what_can_be_placed_the_plan_is_empty(policy):
+    case = make_case(num_small=2, num_large=1, num_devices=8)
+    models = tuple(replace(model, slo=0.05 if model.profile_type == "large" else model.slo) for model in case.models)
+    only_large = Workload(np.arange(5.0), np.full(5, 2, np.int32))
+    try:
+        found = plan(replace(case, models=models, workload=only_large), policy, allow_unplaceable=True)
+    except InvalidParameter as refused:  # groups of eight devices were not profiled
+        assert policy == "mp-greedy-8" and refused.field == "policy"
+        return
+    assert found.finished and found.slo_attainment == 0
 
 
 @pytest.mark.parametrize(

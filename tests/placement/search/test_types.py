@@ -103,6 +103,20 @@ def test_models_that_no_type_can_serve_are_refused_or_left_out():
     assert set(plan(case(models=models), allow_unplaceable=True).unplaceable) == {2}
 
 
+def test_what_one_type_leaves_may_be_only_for_models_that_the_next_cannot_hold():
+    models = [VALUES["models"][1] | {"slo": 50}, VALUES["models"][2] | {"rate": 30}]
+    profiles = VALUES["profiles"] | {"large": [entry("fast", 0.3, 5.0), entry("slow", 1.0, 11.0)]}
+    made = plan(case(devices=[FAST | {"count": 4}, SLOW], models=models, profiles=profiles), "anneal")
+    assert made.slo_attainment > 0 and not made.unplaceable
+
+
+def test_a_type_on_which_nothing_is_profiled_stays_idle():
+    profiles = {name: rows[:1] for name, rows in VALUES["profiles"].items()}
+    made = plan(case(profiles=profiles))
+    assert {group.parallel.device for group in made.placement.groups} == {"fast"}
+    assert made.slo_attainment == plan(case(devices=[FAST], profiles=profiles)).slo_attainment
+
+
 def test_language_models_are_planned_too():
     def tokens(device, scale):
         seconds = {"seconds": {"0": {"1": 0.01 * scale, "64": 0.05 * scale}}, "seats": 16}
