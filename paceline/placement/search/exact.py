@@ -11,7 +11,7 @@ from paceline.placement.profile import ParallelConfig
 from paceline.placement.search.annealing import order_groups
 from paceline.placement.search.bounds import Bounds, may_hold
 from paceline.placement.search.facts import Facts
-from paceline.placement.search.partitions import multisets
+from paceline.placement.search.partitions import skeletons
 from paceline.placement.search.search import Groups, Search
 
 MAX_PLACEMENTS = 200_000
@@ -24,7 +24,7 @@ def count_placements(facts: Facts) -> float:
         return float("inf")
     kinds = {split: len(may_hold(facts, split)) for split in facts.splits}
     total = 0
-    for number, splits in enumerate(multisets(facts.splits, facts.num_devices)):
+    for number, splits in enumerate(skeletons(facts)):
         if number > MAX_SKELETONS:
             return float("inf")
         total += prod(comb(kinds[split] + many - 1, many) for split, many in Counter(splits).items())
@@ -46,8 +46,8 @@ def enumerate_all(search: Search) -> Groups:
         raise InvalidParameter("policy", problem, "use auto, or fewer devices and models")
     search.step = "enumeration"
     bounds, sets = Bounds(search.facts), {split: may_hold(search.facts, split) for split in search.facts.splits}
-    skeletons = sorted(multisets(search.facts.splits, search.facts.num_devices), key=bounds.served, reverse=True)
-    for splits in skeletons:
+    promising = sorted(skeletons(search.facts), key=bounds.served, reverse=True)
+    for splits in promising:
         if bounds.served(splits) < search.best_score.served:
             break
         for groups in _placements(splits, sets):

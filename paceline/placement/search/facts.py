@@ -1,5 +1,6 @@
 """`Facts`: what a case fixes before any search: which splits there are, what fits where, which deadlines can be met."""
 
+from collections.abc import Iterable
 from functools import cached_property
 
 import numpy as np
@@ -26,6 +27,9 @@ class Facts:
         self.case = evaluator.case
         self.num_models = len(self.case.models)
         self.num_devices = self.case.cluster.num_devices
+        names = [device.name for device in self.case.cluster.types] or [""]
+        self.parts = {name: self.case.cluster.part(name) for name in names}
+        """The devices by type; all of them as "" where they are alike."""
         self.requests_of: list[int] = evaluator.requests_of.tolist()
         self.num_requests = evaluator.workload.num_requests
         self.goal = Goal.of(self.case, evaluator.requests_of)
@@ -37,7 +41,7 @@ class Facts:
         known = {parallel for profile in profiles for parallel in profile.entries}
         self.splits = sorted(
             (parallel for parallel in known if self._has_room_for(parallel)),
-            key=lambda parallel: (parallel.num_devices, parallel.tensor),
+            key=lambda parallel: (parallel.num_devices, parallel.tensor, parallel.device),
         )
         """Every profiled split that the cluster has devices for, with whole stages in a node, smallest first."""
         self._weights = {
@@ -52,10 +56,21 @@ class Facts:
 
     def _has_room_for(self, split: ParallelConfig) -> bool:
         """The cluster has devices for a group of that split, and its stages fill nodes without a rest."""
-        per_node = self.case.cluster.per_node
-        if split.num_devices > self.num_devices:
+        part = self.parts.get(split.device)
+        if part is None or split.num_devices > part.num_devices:
             return False
-        return per_node == self.num_devices or per_node % split.tensor == 0
+        return part.per_node == part.num_devices or part.per_node % split.tensor == 0
+
+    def free_beside(self, groups: Iterable[Group] = ()) -> dict[str, int]:
+        """Devices of each type that `groups` leave."""
+        free = {name: part.num_devices for name, part in self.parts.items()}
+        for group in groups:
+            free[group.parallel.device] -= group.parallel.num_devices
+        return free
+
+    def budget(self, split: ParallelConfig) -> float:
+        """Bytes of each device of a group of that split."""
+        return self.parts[split.device].mem_budget
 
     def is_useful(self, model: int, split: ParallelConfig) -> bool:
         """`model` fits a group of that split alone, and a lone request meets its deadline there."""
@@ -63,7 +78,7 @@ class Facts:
 
     def fits(self, split: ParallelConfig, models: tuple[int, ...] | list[int]) -> bool:
         """`models` together fit a group of that split: on every device, the fullest stage counts."""
-        budget, even = self.case.cluster.mem_budget, self._even[split]
+        budget, even = self.budget(split), self._even[split]
         models = sorted(models)  # summed in the order of `placement.validate`, so that both agree to the last bit
         if even is not None:
             return sum([even[model] for model in models]) <= budget
@@ -76,10 +91,14 @@ class Facts:
         return useful and self.fits(group.parallel, (*group.models, model))
 
     @cached_property
+    def placeable(self) -> list[int]:
+        """Models that some group can serve."""
+        return [m for m in range(self.num_models) if any(self.is_useful(m, split) for split in self.splits)]
+
+    @cached_property
     def unplaceable(self) -> dict[int, InvalidParameter]:
-        """Models that no group can serve, each with the reason."""
-        placeable = [any(self.is_useful(m, split) for split in self.splits) for m in range(self.num_models)]
-        return {m: self._refusal(m) for m in range(self.num_models) if not placeable[m]}
+        """Models that no group can serve, each with the reason. For devices of one type (`types.unplaceable`)."""
+        return {m: self._refusal(m) for m in range(self.num_models) if m not in self.placeable}
 
     def busy_seconds(self, model: int, split: ParallelConfig) -> float:
         """Seconds that one request keeps the stages of its group busy, all stages together."""

@@ -13,8 +13,7 @@ from paceline.placement.placement import Group
 from paceline.placement.profile import ParallelConfig
 from paceline.placement.search.baselines import equal_replicas, round_robin
 from paceline.placement.search.batched import batch_greedy
-from paceline.placement.search.moves import draw_splits
-from paceline.placement.search.partitions import uniform_skeletons
+from paceline.placement.search.partitions import draw_splits, uniform_skeletons
 from paceline.placement.search.search import Groups, Search, empty_groups
 
 COARSE, FINE = 2, 32
@@ -66,8 +65,7 @@ def _torn_down(search: Search, groups: Groups) -> Groups:
     old = [groups[g] for g in sorted(chosen)]
     if random.random() < 0.5:
         return (*kept, *(_thinned(search, group) for group in old))
-    free = facts.num_devices - sum(group.parallel.num_devices for group in kept)
-    return (*kept, *empty_groups(draw_splits(facts, random, free)))
+    return (*kept, *empty_groups(draw_splits(facts, random, facts.free_beside(kept))))
 
 
 def _thinned(search: Search, group: Group) -> Group:

@@ -3,12 +3,13 @@
 Every move returns groups that fit the cluster, or None when the draw led nowhere; how they fare is not looked at here.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 
 from paceline.placement.placement import Group
 from paceline.placement.profile import ParallelConfig
 from paceline.placement.search.facts import Facts
+from paceline.placement.search.partitions import draw_splits
 from paceline.placement.search.search import Groups
 
 Move = Callable[[Facts, Random, Groups], Groups | None]
@@ -83,8 +84,8 @@ def regroup(facts: Facts, random: Random, groups: Groups) -> Groups | None:
     """
     chosen = random.sample(range(len(groups)), min(random.choice((1, 2, 2, 3)), len(groups)))
     old, kept = [groups[g] for g in chosen], [group for g, group in enumerate(groups) if g not in chosen]
-    free = facts.num_devices - sum(group.parallel.num_devices for group in kept)
-    heirs = [_inherit(facts, random, split, old) for split in draw_splits(facts, random, free)]
+    drawn = draw_splits(facts, random, facts.free_beside(kept))
+    heirs = [_inherit(facts, random, split, old) for split in drawn]
     for model in sorted({model for group in old for model in group.models}):
         if heirs and not any(model in group.models for group in heirs):
             h = random.randrange(len(heirs))
@@ -126,14 +127,6 @@ def _squeeze_in(facts: Facts, random: Random, group: Group, model: int) -> Group
     while not facts.fits(group.parallel, (*others, model)):
         others.pop(random.randrange(len(others)))
     return Group(group.parallel, (*others, model))
-
-
-def draw_splits(facts: Facts, random: Random, num_devices: int) -> Iterable[ParallelConfig]:
-    """Splits at random, until no further one fits."""
-    while fitting := [split for split in facts.splits if split.num_devices <= num_devices]:
-        split = random.choice(fitting)
-        num_devices -= split.num_devices
-        yield split
 
 
 def _inherit(facts: Facts, random: Random, split: ParallelConfig, old: list[Group]) -> Group:

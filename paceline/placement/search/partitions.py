@@ -1,7 +1,8 @@
 """Enumeration of what surrounds the greedy selection (AlpaServe, Algorithm 2): buckets, shares of devices, groups."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, islice, pairwise
+from random import Random
 
 from paceline.placement.profile import ParallelConfig
 from paceline.placement.search.facts import Facts
@@ -22,8 +23,7 @@ MAX_SHARES = 100
 
 def buckets(facts: Facts, gap: float = LATENCY_GAP) -> list[tuple[int, ...]]:
     """Placeable models by latency of a lone request; a bucket begins where it grows by more than `gap`."""
-    models = [model for model in range(facts.num_models) if model not in facts.unplaceable]
-    ordered = sorted(models, key=lambda m: (lone(facts, m), m))
+    ordered = sorted(facts.placeable, key=lambda m: (lone(facts, m), m))
     found: list[list[int]] = []
     for model in ordered:
         if found and lone(facts, model) <= lone(facts, found[-1][0]) * (1 + gap):
@@ -80,8 +80,24 @@ def remainder(facts: Facts, num_devices: int) -> Splits:
 def uneven_skeletons(search: Search, limit: int) -> list[Splits]:
     """Multisets of splits that leave no device a group could use: all of them when at most `limit`, else a sample."""
     facts = search.facts
-    every = list(islice(multisets(facts.splits, facts.num_devices), limit + 1))
-    return every if len(every) <= limit else [_random_multiset(search) for _ in range(limit)]
+    every = list(islice(skeletons(facts), limit + 1))
+    if len(every) <= limit:
+        return every
+    return [tuple(draw_splits(facts, search.random, facts.free_beside())) for _ in range(limit)]
+
+
+def skeletons(facts: Facts, devices: Sequence[str] | None = None) -> Iterator[Splits]:
+    """`multisets` of the case, of those of `devices` (None for all types); one of each type, in every combination."""
+    devices = (
+        [name for name in facts.parts if any(s.device == name for s in facts.splits)] if devices is None else devices
+    )
+    if not devices:
+        yield ()
+        return
+    splits = [split for split in facts.splits if split.device == devices[0]]
+    for first in multisets(splits, facts.parts[devices[0]].num_devices):
+        for others in skeletons(facts, devices[1:]):
+            yield (*first, *others)
 
 
 def multisets(splits: Sequence[ParallelConfig], num_devices: int) -> Iterator[Splits]:
@@ -103,12 +119,13 @@ def multisets(splits: Sequence[ParallelConfig], num_devices: int) -> Iterator[Sp
             return
 
 
-def _random_multiset(search: Search) -> Splits:
-    chosen, left = [], search.facts.num_devices
-    while fitting := [split for split in search.facts.splits if split.num_devices <= left]:
-        chosen.append(search.random.choice(fitting))
-        left -= chosen[-1].num_devices
-    return tuple(chosen)
+def draw_splits(facts: Facts, random: Random, free: Mapping[str, int]) -> Iterator[ParallelConfig]:
+    """Splits at random on `free` devices of each type, until no further one fits."""
+    left = dict(free)
+    while fitting := [split for split in facts.splits if split.num_devices <= left[split.device]]:
+        split = random.choice(fitting)
+        left[split.device] -= split.num_devices
+        yield split
 
 
 def lone(facts: Facts, model: int) -> float:

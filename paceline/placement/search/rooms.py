@@ -28,7 +28,7 @@ class Rooms:
         kinds = sorted({group.parallel for group in groups})
         self._needs = np.stack([facts.mean_weights(split) for split in kinds])
         self._kind = np.array([kinds.index(group.parallel) for group in groups])
-        self._most = facts.case.cluster.mem_budget * (1 + NEARLY)
+        self._most = np.array([facts.budget(group.parallel) for group in groups]) * (1 + NEARLY)
         self._used = np.zeros(len(groups))
         self._apart = np.ones((len(groups), facts.num_models), bool)
         for g, group in enumerate(groups):
