@@ -7,7 +7,7 @@ drawn beforehand, so that the simulation stops as soon as too many requests are 
 could not meet its deadline even alone. Effort is counted in simulated requests: a seed gives one plan on any machine.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import combinations
 from math import log
 
@@ -44,11 +44,24 @@ LAST_SHARE = 0.1
 """Part of the effort that the last replicas, and the order of groups, may take each, beyond the effort."""
 
 
+Start = tuple[Callable[[Search], object], float]
+
+
 def anneal(search: Search) -> Groups:
     """The best placement that the effort allows; whatever the effort, never worse than one pool of uniform groups,
     selective replication or round robin."""
     end = search.spent + search.effort
-    found = _starts(search)
+    return _in_rounds(search, _starts(search, STARTS), end)
+
+
+def anneal_across(search: Search) -> Groups:
+    """The best placement on devices of several types, from those that a policy run by `Search.within` has found."""
+    end = search.spent + search.effort
+    return _in_rounds(search, _starts(search, {"uneven groups": STARTS["uneven groups"]}), end)
+
+
+def _in_rounds(search: Search, found: list[Groups], end: float) -> Groups:
+    """Anneal the placements `found`, ever fewer and longer, until `end` of `search.spent`."""
     if not found:  # none of the models that can be placed has requests
         return search.best
     left = max(end - search.spent, 1)
@@ -96,9 +109,9 @@ def order_groups(search: Search, groups: Groups) -> Groups:
     return groups
 
 
-def _starts(search: Search) -> list[Groups]:
-    """The best placements of the paper's searches and of uneven groups, no two made of the same splits."""
-    for step, (policy, share) in STARTS.items():
+def _starts(search: Search, policies: Mapping[str, Start]) -> list[Groups]:
+    """The best placements of `policies` and of those before them, no two made of the same splits."""
+    for step, (policy, share) in policies.items():
         search.step = step
         try:
             search.within(share * search.effort, policy)
@@ -117,7 +130,7 @@ def _fill_uneven(search: Search) -> None:
         fast_greedy(search, empty_groups(splits))
 
 
-STARTS: dict[str, tuple[Callable[[Search], object], float]] = {
+STARTS: dict[str, Start] = {
     "uniform groups": (one_pool, ALWAYS),
     "selective replication": (replicate, ALWAYS),
     "round robin": (round_robin, ALWAYS),

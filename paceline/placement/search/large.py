@@ -39,7 +39,12 @@ def plan_large(search: Search) -> Groups:
     if ParallelConfig(1, 1) in facts.splits:
         search.step = "equal replicas"
         equal_replicas(search)
-    search.step = "parts filled anew"
+    return fill_anew(search, end)
+
+
+def fill_anew(search: Search, end: float) -> Groups:
+    """Tear down parts of the best placement and fill them again, until `end` of `search.spent`."""
+    facts, search.step = search.facts, "parts filled anew"
     while search.best and search.spent < end and search.best_score.served < facts.most:
         batch_greedy(search, _torn_down(search, search.best), max(1, facts.num_models // FINE))
     return search.best

@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import factorial
-from typing import Any
 
 from paceline.errors import InvalidParameter
 from paceline.placement.case import Case
@@ -12,8 +10,8 @@ from paceline.placement.placement import Placement
 from paceline.placement.search.baselines import Window
 from paceline.placement.search.policies import WINDOWED, policy_named
 from paceline.placement.search.sampling import Sample, most_requests, windows_of
-from paceline.placement.search.search import Groups, Improvement, Search, SearchProgress, TimeIsUp
-from paceline.placement.search.types import MOST_ORDERED, over_types, unplaceable
+from paceline.placement.search.search import Improvement, Search, SearchProgress, TimeIsUp
+from paceline.placement.search.types import search_types, unplaceable
 from paceline.placement.simulator import Evaluator, SimulationResult, simulate
 from paceline.placement.simulator.token_evaluator import TokenEvaluator
 from paceline.placement.workload import Workload
@@ -96,18 +94,18 @@ def plan(
     """
     _check(case, policy, time_budget, effort)
     _compile(case)
-    if case.cluster.types:
-        options: dict[str, Any] = {"effort": effort, "seed": seed, "clock": clock}
-        return _plan_types(case, policy, time_budget, allow_unplaceable, progress, options)
     began = clock()
     short = None if policy in WINDOWED else windows_of(case, most_requests(time_budget), seed)
     searched = case if short is None else short.case
+    refused = unplaceable(searched) if case.cluster.types else {}
+    if len(refused) == len(case.models):
+        raise next(iter(refused.values()))
     search = Search(searched, seed=seed, time_budget=time_budget, effort=effort, progress=progress, clock=clock)
     search.step, search.started = policy, began
-    for refusal in search.facts.unplaceable.values():
-        if not allow_unplaceable:
-            raise refusal
-    windows, finished = _search(search, policy, window)
+    refused = refused if case.cluster.types else search.facts.unplaceable
+    if refused and not allow_unplaceable:
+        raise next(iter(refused.values()))
+    windows, finished = _search(search, policy, window, seed, effort)
     seconds = search.seconds
     search.report(1.0)
     made = Placement(windows[-1].placement.groups if windows else search.best)
@@ -118,59 +116,23 @@ def plan(
         policy=policy,
         finished=finished,
         history=tuple(search.history),
-        unplaceable=search.facts.unplaceable,
+        unplaceable=refused,
         windows=tuple(windows),
         sample=None if short is None else short.sample(made),
     )
 
 
-def _plan_types(
-    case: Case,
-    policy: str,
-    time_budget: float | None,
-    allow_unplaceable: bool,
-    progress: SearchProgress | None,
-    options: dict[str, Any],
-) -> Plan:
-    """`plan` for devices of several types: each of the plans that it takes gets an even share of the time."""
-    clock, count, done = options["clock"], len(case.cluster.types), 0
-    began, finished = clock(), True
-    refused = unplaceable(case)
-    if refused and not allow_unplaceable:
-        raise next(iter(refused.values()))
-    most = count * (factorial(count) if count <= MOST_ORDERED else 2)
-
-    def planned(one: Case) -> Groups:
-        nonlocal done, finished
-        share = None if time_budget is None else time_budget / (most + 1)
-        try:
-            made = plan(one, policy, time_budget=share, allow_unplaceable=True, **options)
-        except InvalidParameter:  # no model of it can be served there
-            return ()
-        done, finished = done + 1, finished and made.finished
-        if progress is not None:
-            progress(min(1.0, done / most), made.slo_attainment)
-        return made.placement.groups
-
-    def is_over() -> bool:
-        return clock() - began > time_budget if time_budget is not None else not finished
-
-    groups = over_types(case, planned, is_over)
-    seconds, made = clock() - began, Placement(groups)
-    result = simulate(made, case)
-    history = (Improvement(seconds, result.slo_attainment, result.mean_latency_served, policy),)
-    return Plan(made, result, seconds, policy, finished, history, refused)
-
-
-def _search(search: Search, policy: str, window: float) -> tuple[list[Window], bool]:
+def _search(search: Search, policy: str, window: float, seed: int, effort: int | None) -> tuple[list[Window], bool]:
     """Run the policy; clockwork++'s windows, and False when time or an interrupt ended it."""
     windows: list[Window] = []
     try:
-        if policy not in WINDOWED:
-            policy_named(policy)(search)
-        else:
+        if policy in WINDOWED:
             for served in WINDOWED[policy](search, window):
                 windows.append(served)
+        elif search.case.cluster.types:
+            search_types(search, policy, seed, effort)
+        else:
+            policy_named(policy)(search)
     except (TimeIsUp, KeyboardInterrupt):
         return windows, False
     return windows, True

@@ -110,6 +110,8 @@ class Search:
         self.best_of_splits: dict[tuple[ParallelConfig, ...], tuple[Score, Groups]] = {}
         """The best placement for every multiset of groups' splits that a policy run by `within` tried."""
         self.step = ""
+        self.done_before = 0.0
+        """Share of the work that other searches did before this one, for the progress."""
         self._progress = progress
         self._allowed = float("inf")
         self._num_asked = 0
@@ -150,6 +152,7 @@ class Search:
         if share is None:
             of_time = self.seconds / self.time_budget if self.time_budget else 0.0
             share = min(max(self.spent / self.effort, of_time), 1.0)
+            share = self.done_before + (1 - self.done_before) * share
         self._progress(share, self.best_score.served / self.facts.most)
 
     def examined(self, groups: Groups) -> "Trial":

@@ -1,12 +1,14 @@
-"""`over_types`: a placement on devices of several types, each with speeds and memory of its own.
+"""Devices of several types: each has speeds and memory of its own, and all devices of a group are of one type.
 
-A group's devices are of one type. The types are planned one after the other, each as a cluster of its own, for the
-requests that those before it did not answer in time; every order of the types is tried. Then single replicas are added
-wherever that helps. The order matters: who comes first serves what fits it best, the last gets what is left.
+`exact` enumerates the placements on all types together, and `auto` does where these are few. Other searches plan the
+types one after the other, each as a cluster of its own, for the requests that those before it did not answer in time.
+Every order of the types is tried, and single replicas are added wherever that helps. `auto` and `anneal` then change
+groups of all types: the type that comes first serves all that it can, which is not always what it should.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 
 import numpy as np
@@ -14,11 +16,14 @@ import numpy as np
 from paceline.errors import InvalidParameter
 from paceline.placement.case import Case
 from paceline.placement.cluster import DeviceType
-from paceline.placement.placement import Group, Placement, group_mem
+from paceline.placement.placement import Group, Placement
 from paceline.placement.profile import ModelProfile, ParallelConfig, Stages
+from paceline.placement.search.annealing import ALWAYS, LAST_SHARE, anneal_across
+from paceline.placement.search.exact import count_placements, enumerate_all
 from paceline.placement.search.facts import Facts
-from paceline.placement.search.goal import Goal
-from paceline.placement.search.search import Groups, Score
+from paceline.placement.search.large import fill_anew
+from paceline.placement.search.policies import AUTO_PLACEMENTS, policy_named
+from paceline.placement.search.search import LARGE, Groups, Search, TimeIsUp
 from paceline.placement.simulator import Evaluator
 from paceline.placement.simulator.token_evaluator import TokenEvaluator
 from paceline.placement.workload import Workload
@@ -26,24 +31,69 @@ from paceline.placement.workload import Workload
 MOST_ORDERED = 3
 """Types of which every order is tried; of more, those from the largest memory down and up."""
 
-Planned = Callable[[Case], Groups]
-"""Plans a case of one type of devices."""
+FILLING = 0.5
+"""Part of the time that planning one type after the other may take where all types are then searched together."""
 
 
-def over_types(case: Case, planned: Planned, is_over: Callable[[], bool]) -> Groups:
-    """The best groups found on all types of `case`.
+def search_types(search: Search, policy: str, seed: int, effort: int | None) -> None:
+    """Run `policy` on a case of several types.
 
     Args:
-        planned: plans each type for some of the requests; empty where it finds nothing.
-        is_over: asked before each further step; True ends the search with what there is.
+        search: of all types together.
+        policy: one of `policies.POLICIES`.
+        seed, effort: of the search on each type, as for `planner.plan`.
+
+    Raises:
+        InvalidParameter: the policy is none for any of the types, or there are too many placements to enumerate.
+        TimeIsUp: the time budget is over.
     """
-    search = _Types(case, planned)
-    for order in _orders(case.cluster.types):
-        search.fill(order)
-        if is_over():
-            return search.best
-    search.top_up(is_over)
-    return search.best
+    orders = list(_orders(search.case.cluster.types))
+    if policy == "auto" and search.time_budget is not None:  # whatever the budget, nothing is worse
+        _InTurn(search, "mp-round-robin", seed, effort, None).fill(orders[0])
+    most = len(orders) * len(orders[0])
+    if policy == "exact" or (policy == "auto" and count_placements(search.facts) <= AUTO_PLACEMENTS * most):
+        enumerate_all(search)
+        return
+    share = None if search.time_budget is None else FILLING * search.time_budget / most
+    turns = _InTurn(search, policy, seed, effort, share)
+    for number, order in enumerate(orders, 1):
+        turns.fill(order)
+        search.report(FILLING * number / len(orders))
+        search.check_time()
+    if not search.best and turns.refused is not None:
+        raise turns.refused
+    search.done_before = FILLING
+    if len(search.case.cluster.types) > 1:
+        _improve(search, policy)
+    if turns.is_cut:
+        raise TimeIsUp
+
+
+def _improve(search: Search, policy: str) -> None:
+    """Look at all types together from the best found so far on."""
+    is_large = search.facts.num_models * search.facts.num_devices >= LARGE
+    if policy == "large" or (policy == "auto" and is_large):
+        fill_anew(search, search.spent + search.effort)
+    elif policy in ("auto", "anneal"):
+        search.within(LAST_SHARE * search.effort, top_up)
+        anneal_across(search)
+    else:
+        top_up(search)
+
+
+def top_up(search: Search) -> None:
+    """Add replicas one by one, of the models with most requests that are not in time first, while that helps."""
+    search.step = "replicas added"
+    helped = True
+    while helped:
+        helped = False
+        missed = search.examined(search.best).unserved
+        for model in np.argsort(-missed, kind="stable").tolist():
+            for g, group in enumerate(search.best):
+                if search.facts.has_room(group, model):
+                    before = search.best_score
+                    search.scored((*search.best[:g], group.with_model(model), *search.best[g + 1 :]))
+                    helped |= search.best_score > before
 
 
 def unplaceable(case: Case) -> dict[int, InvalidParameter]:
@@ -79,73 +129,78 @@ def only(case: Case, device: DeviceType, workload: Workload) -> Case:
     return replace(case, cluster=device.cluster, models=models, profiles=profiles, workload=arrivals)
 
 
-class _Types:
-    def __init__(self, case: Case, planned: Planned) -> None:
-        self._case, self._planned = case, planned
-        self._evaluator = _evaluator(case)
-        self._goal = Goal.of(case, self._evaluator.requests_of)
-        self.best: Groups = ()
-        self._best_score = Score(-1.0, 0.0)
+class _InTurn:
+    """Plans one type after the other.
+
+    Args:
+        search: of all types together; keeps the best.
+        policy, seed, effort: of the search on each type. seconds: that each may take; None for no limit.
+    """
+
+    def __init__(self, search: Search, policy: str, seed: int, effort: int | None, seconds: float | None) -> None:
+        self._search, self._policy = search, policy_named(policy)
+        self._search_on = partial(Search, seed=seed, effort=effort, time_budget=seconds, clock=search.clock)
+        self.refused: InvalidParameter | None = None
+        """Why the policy is none for a type."""
+        self.is_cut = False
+        """Whether the time for some type was too short."""
 
     def fill(self, order: tuple[DeviceType, ...]) -> None:
         """Plan one type after the other for what the ones before it leave; all requests where these leave none."""
         groups: Groups = ()
-        everything = self._evaluator.workload
-        for device in order:
-            left = self._unserved(groups) if groups else everything
-            groups += self._on(device, left if left.num_requests else everything)
-        self._offer(groups)
+        self._search.step = "one type after the other"
+        try:
+            for device in order:
+                here = self._prepared(device, groups)
+                if here is not None:
+                    try:
+                        self._run(here)
+                    finally:  # after an interrupt too
+                        groups += self._named(device, here.best)
+        finally:
+            self._search.without_limit(lambda search: _keep(search, groups))
 
-    def top_up(self, is_over: Callable[[], bool]) -> None:
-        """Add replicas one by one, of the models with most requests that are not in time first, while that helps."""
-        helped = True
-        while helped and not is_over():
-            helped = False
-            missed = self._evaluator.score(Placement(self.best)).unserved
-            for model in np.argsort(-missed, kind="stable").tolist():
-                for g, group in enumerate(self.best):
-                    if is_over():
-                        return
-                    if self._has_room(group, model):
-                        helped |= self._offer((*self.best[:g], group.with_model(model), *self.best[g + 1 :]))
+    def _prepared(self, device: DeviceType, groups: Groups) -> Search | None:
+        """A search on one type for what `groups` leave; None where no model can be served there."""
+        everything = self._search.evaluator.workload
+        for asked in (self._unserved(groups), everything) if groups else (everything,):
+            here = only(self._search.case, device, asked) if _models_on(self._search.case, device) else None
+            if here is None or not here.workload.num_requests:
+                continue
+            try:
+                search = self._search_on(here)
+            except InvalidParameter:
+                return None
+            if any(search.facts.requests_of[m] for m in search.facts.placeable):
+                return search
+        return None
 
-    def _on(self, device: DeviceType, workload: Workload) -> Groups:
-        """Groups on one type, with the case's own numbers of models."""
-        kept = _models_on(self._case, device)
-        if not kept:
-            return ()
-        sub = only(self._case, device, workload)
-        if not sub.workload.num_requests:
-            return ()
+    def _run(self, here: Search) -> None:
+        try:
+            self._policy(here)
+        except TimeIsUp:
+            self.is_cut = True
+        except InvalidParameter as refused:
+            self.refused = refused
+
+    def _named(self, device: DeviceType, groups: Groups) -> Groups:
+        """Groups on one type with the name of the type and the case's own numbers of models."""
+        kept = _models_on(self._search.case, device)
         return tuple(
-            Group(replace(group.parallel, device=device.name), tuple(kept[m] for m in group.models))
-            for group in self._planned(sub)
+            Group(replace(group.parallel, device=device.name), tuple(kept[m] for m in group.models)) for group in groups
         )
 
     def _unserved(self, groups: Groups) -> Workload:
-        result = self._evaluator.simulate(Placement(groups), keep_latencies=True)
+        result = self._search.evaluator.simulate(Placement(groups), keep_latencies=True)
         assert result.routes is not None
-        missed, whole = result.routes < 0, self._evaluator.workload
+        missed, whole = result.routes < 0, self._search.evaluator.workload
         lengths = [None if each is None else each[missed] for each in (whole.prompt_tokens, whole.output_tokens)]
         return Workload(whole.times[missed], whole.models[missed], *lengths)
 
-    def _has_room(self, group: Group, model: int) -> bool:
-        case, split = self._case, group.parallel
-        if model in group.models or split not in case.profile_of(model).entries:
-            return False
-        fullest = max(group_mem(group.with_model(model), case.models, case.profiles))
-        in_time = self._evaluator.lone_seconds(model, split) <= float(np.float32(case.models[model].slo))
-        return fullest <= case.cluster.part(split.device).mem_budget and in_time
 
-    def _offer(self, groups: Groups) -> bool:
-        """Whether these are the best so far."""
-        found = self._evaluator.score(Placement(groups))
-        served = float(found.num_served) if self._goal is None else self._goal.worth(found.served)
-        score = Score(served, -found.mean_latency_served)
-        if score > self._best_score:
-            self.best, self._best_score = groups, score
-            return True
-        return False
+def _keep(search: Search, groups: Groups) -> None:
+    """Score `groups`, and remember them among those that annealing may begin from."""
+    search.within(ALWAYS * search.effort, lambda search: search.scored(groups))
 
 
 def _orders(types: tuple[DeviceType, ...]) -> Iterator[tuple[DeviceType, ...]]:
