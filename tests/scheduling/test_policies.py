@@ -52,6 +52,15 @@ def test_stall_free_admits_only_as_many_as_can_decode_together():
     assert shapes(fake, 4) == [{"a": 1, "b": 1}, {"a": 0, "b": 0}, {"a": 0, "b": 0}, {"c": 1}]
 
 
+def test_sarathi_keeps_its_budget_when_a_preempted_request_goes_on_from_the_cache():
+    fake = FakeEngine(SchedulerConfig("sarathi", max_num_batched_tokens=2, max_num_seqs=4, tile=2), PagePool(8, 1))
+    for name, length, max_tokens in (("a", 1, 6), ("b", 1, 5), ("c", 2, 2), ("d", 2, 3)):
+        fake.add(RequestState(name, [1] * length, SamplingParams(max_tokens=max_tokens)))
+    fake.drain()
+    assert any(grant.request.num_preemptions for plan in fake.plans for grant in plan.grants)
+    assert max(plan.num_rows for plan in fake.plans) == 2
+
+
 def test_orca_never_cuts_a_prompt_and_decodes_stall_behind_it():
     fake = engine("orca", budget=8)
     add(fake, "a", 3)

@@ -11,7 +11,10 @@ class Sarathi:
     """
 
     def fill(self, step: StepBuilder) -> None:
-        """Grant decodes for all rows but one, then one chunk; without a prefill the last row goes to a decode too."""
+        """Grant decodes for all rows but one, then one chunk; without a prefill the last row goes to a decode too.
+
+        A preempted request whose rows are all in the prefix cache decodes as it is admitted: it has the last row then.
+        """
         tile = step.config.tile
         aligned = step.config.max_num_batched_tokens // tile * tile
         decoding = step.decoding
@@ -20,4 +23,5 @@ class Sarathi:
             step.admit(step.waiting[0])
         for request in step.prefilling[:1]:
             step.prefill(request, aligned - step.num_rows)
-        step.decode(decoding[aligned - 1 : aligned - step.num_prefills])
+        if not step.num_prefills and step.num_rows < aligned:
+            step.decode(decoding[aligned - 1 : aligned])
