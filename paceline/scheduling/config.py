@@ -16,7 +16,8 @@ class SchedulerConfig:
     Attributes:
         policy: name of the scheduling policy, a module of `policies/`.
         max_num_batched_tokens: rows of a step (the token budget tau of Sarathi-Serve); it bounds how long prefills
-            delay the decodes in the same step. Only ``orca`` exceeds it, for a prompt that does not fit.
+            delay the decodes in the same step. Only ``orca`` exceeds it, whose steps are bounded by ``max_num_seqs``:
+            with a prompt that does not fit, or with more decodes than rows.
         max_num_seqs: requests that may hold cache pages at once.
         max_model_len: most tokens of one request, prompt and output together.
         prefix_caching: reuse the cached pages of equal prefixes.

@@ -70,6 +70,16 @@ def test_orca_never_cuts_a_prompt_and_decodes_stall_behind_it():
     assert shapes(fake, 2) == [{"a": 0, "b": 11}, {"a": 0, "b": 0, "c": 4}]
 
 
+def test_orca_bounds_a_step_by_its_requests_and_lets_only_further_prompts_wait_for_rows():
+    fake = engine("orca", budget=3, seats=6)
+    for name in "abcdefg":
+        add(fake, name, 2, max_tokens=9)
+    assert shapes(fake, 7) == [{name: 0 for name in "abcdef"[:n]} | {"abcdef"[n]: 2} for n in range(6)] + [
+        dict.fromkeys("abcdef", 0)
+    ]
+    assert [plan.num_rows for plan in fake.plans] == [2, 3, 4, 5, 6, 7, 6]
+
+
 def test_orca_admits_no_more_than_the_reservations_allow():
     fake = engine("orca", budget=64, num_pages=12)
     add(fake, "a", 5, max_tokens=20)

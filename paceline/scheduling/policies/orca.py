@@ -7,8 +7,8 @@ class Orca:
     """Orca (Yu et al. 2022), algorithm 1: first come, first served, with memory for the longest output reserved.
 
     Because of the reservation no request is ever preempted. A prompt runs in one pass, so decodes in that pass stall,
-    which chunked prefills avoid. Orca has no token budget; here a prompt that does not fit waits for the next step,
-    unless it is the only prompt of its step.
+    which chunked prefills avoid. Orca bounds a pass by its requests (`max_num_seqs`), not by its tokens: all decodes
+    run, and a prompt. Here only further prompts wait for the next step where they exceed the token budget.
     """
 
     def fill(self, step: StepBuilder) -> None:
