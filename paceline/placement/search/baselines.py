@@ -14,6 +14,7 @@ from paceline.placement.search.partitions import remainder
 from paceline.placement.search.replication import replicate, single_devices
 from paceline.placement.search.rooms import Rooms
 from paceline.placement.search.search import Groups, Search, empty_groups
+from paceline.placement.workload import Workload
 
 
 def fixed_groups(search: Search, pipeline: int) -> Groups:
@@ -59,6 +60,10 @@ def _deal(search: Search, groups: Groups) -> Groups:
     return rooms.groups
 
 
+MAX_WINDOWS = 10_000
+"""Windows of a trace that are planned one by one."""
+
+
 @dataclass(frozen=True)
 class Window:
     """A stretch of the trace and what it was served from."""
@@ -80,22 +85,37 @@ def clockwork(search: Search, window: float = 60.0) -> Iterator[Window]:
     Args:
         search: of the whole case; its clock limits the windows' searches.
         window: seconds.
+
+    Raises:
+        InvalidParameter: see `stretches`.
+    """
+    parts = stretches(search.case.workload, window)
+    for number, (start, end, part) in enumerate(parts, 1):
+        search.check_time()
+        yield _plan_window(replace(search.case, workload=part), start, end)
+        search.report(number / len(parts))
+
+
+def stretches(workload: Workload, window: float) -> list[tuple[float, float, Workload]]:
+    """Start, end and requests of each `window` of seconds that has some; every request is in exactly one.
+
+    Raises:
+        InvalidParameter: no seconds, or more than `MAX_WINDOWS` windows, empty ones included.
     """
     if not 0 < window < float("inf"):
         raise InvalidParameter("window", f"{window} s", "give seconds above 0")
-    workload = search.case.workload
-    for index in np.unique(workload.times // window):
-        part = workload.between(index * window, (index + 1) * window)
-        search.check_time()
-        yield _plan_window(replace(search.case, workload=part), float(index * window), window)
-        search.report(min(1.0, float((index + 1) * window / workload.duration)))
+    if workload.duration / window > MAX_WINDOWS:
+        problem = f"{window:g} s make more than {MAX_WINDOWS} windows of {workload.duration:g} s"
+        raise InvalidParameter("window", problem, f"give {workload.duration / MAX_WINDOWS:.3g} s or more")
+    edges = np.arange(int(workload.duration // window) + 3) * window
+    held = np.diff(np.searchsorted(workload.times, edges))
+    borders = [(float(edges[i]), float(edges[i + 1])) for i in np.flatnonzero(held)]
+    return [(start, end, workload.between(start, end)) for start, end in borders]
 
 
-def _plan_window(case: Case, start: float, length: float) -> Window:
+def _plan_window(case: Case, start: float, end: float) -> Window:
     search = Search(case)
     replicate(search)
     score = search.best_score
     latency_sum = -score.negative_mean_latency * score.served
-    return Window(
-        start, start + length, Placement(search.best), case.workload.num_requests, int(score.served), latency_sum
-    )
+    return Window(start, end, Placement(search.best), case.workload.num_requests, int(score.served), latency_sum)

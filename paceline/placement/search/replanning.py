@@ -2,7 +2,7 @@
 
 Every window is served from a placement that was made on arrivals before it. It is replaced only when the last window
 differs from those it was made for by more than chance, and only where the new one would have served the last window
-better.
+better. Windows without requests are passed over.
 """
 
 from collections.abc import Iterator
@@ -10,10 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.errors import InvalidParameter
 from paceline.placement.case import Case
 from paceline.placement.placement import Placement
-from paceline.placement.search.baselines import Window
+from paceline.placement.search.baselines import Window, stretches
 from paceline.placement.search.pools import one_pool
 from paceline.placement.search.search import Search
 from paceline.placement.simulator import simulate
@@ -33,24 +32,22 @@ def replan(search: Search, window: float = 60.0) -> Iterator[Window]:
     Args:
         search: of the whole case; its clock limits the windows' searches.
         window: seconds.
+
+    Raises:
+        InvalidParameter: see `baselines.stretches`.
     """
-    if not 0 < window < float("inf"):
-        raise InvalidParameter("window", f"{window} s", "give seconds above 0")
-    case, workload = search.case, search.case.workload
-    made_for = past = workload.between(0.0, window)
-    placement: Placement | None = None
-    for index in range(int(workload.duration // window) + 1):
+    case, parts = search.case, stretches(search.case.workload, window)
+    made_for = past = parts[0][2]
+    placement = _placed(case, past)
+    for number, (start, end, part) in enumerate(parts, 1):
         search.check_time()
-        part = workload.between(index * window, (index + 1) * window)
-        if placement is None and past.num_requests:
-            placement = _placed(case, past)
-        elif placement is not None and drifted(made_for, past, window, len(case.models)):
+        if drifted(made_for, past, window, len(case.models)):
             candidate = _placed(case, past)
             if _served(case, past, candidate) > _served(case, past, placement):
                 placement, made_for = candidate, past
-        yield _window(case, part, placement or Placement(), index * window, window)
-        past = part if part.num_requests else past
-        search.report(min(1.0, (index + 1) * window / max(workload.duration, window)))
+        yield _window(case, part, placement, start, end)
+        past = part
+        search.report(number / len(parts))
 
 
 def drifted(planned: Workload, seen: Workload, window: float, num_models: int) -> bool:
@@ -72,9 +69,7 @@ def _served(case: Case, workload: Workload, placement: Placement) -> int:
     return result.num_requests - result.num_rejected
 
 
-def _window(case: Case, part: Workload, placement: Placement, start: float, length: float) -> Window:
-    if not part.num_requests:
-        return Window(start, start + length, placement, 0, 0, 0.0)
+def _window(case: Case, part: Workload, placement: Placement, start: float, end: float) -> Window:
     result = simulate(placement, case, part)
     served = result.num_requests - result.num_rejected
-    return Window(start, start + length, placement, result.num_requests, served, served * result.mean_latency_served)
+    return Window(start, end, placement, result.num_requests, served, served * result.mean_latency_served)

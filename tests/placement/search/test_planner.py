@@ -124,6 +124,8 @@ def test_where_nobody_asks_for_what_can_be_placed_the_plan_is_empty(policy):
         ({"time_budget": 0.0}, "time_budget"),
         ({"effort": 0}, "effort"),
         ({"window": 0.0, "policy": "clockwork++"}, "window"),
+        ({"window": 1e-9, "policy": "clockwork++"}, "window"),
+        ({"window": 1e-9, "policy": "replan"}, "window"),
     ],
 )
 def test_budgets_must_be_positive(options, field):

@@ -3,10 +3,11 @@
 from dataclasses import replace
 from itertools import combinations, product
 
+import numpy as np
 import pytest
 
 from paceline.errors import InvalidParameter
-from paceline.placement import Evaluator, Group, ParallelConfig, Placement, validate
+from paceline.placement import Evaluator, Group, ParallelConfig, Placement, Workload, validate
 from paceline.placement.search import NAMES, POLICIES, plan
 from paceline.placement.search.baselines import clockwork
 from paceline.placement.search.exact import count_placements, enumerate_all
@@ -158,6 +159,23 @@ def test_clockwork_replans_each_window_on_its_own_arrivals():
         part = case.with_workload(case.workload.between(window.start, window.end))
         search = Search(part)
         assert search.scored(replicate(search)).served == window.num_served
+
+
+@pytest.mark.parametrize("policy", WINDOWED)
+def test_every_request_is_in_one_window_and_no_window_is_empty(policy):
+    tenths = np.concatenate([np.arange(60) / 10, 80 + np.arange(60) * 0.1])  # 14 * 0.1 is not 14 / 10
+    case = tiny_case().with_workload(Workload(tenths, np.arange(120) % 2))
+    windows = plan(case, policy, window=0.1).windows
+    assert sum(window.num_requests for window in windows) == 120
+    assert all(window.num_requests == len(case.workload.between(window.start, window.end).times) for window in windows)
+    assert all(window.num_requests for window in windows)
+
+
+@pytest.mark.parametrize("policy", WINDOWED)
+@pytest.mark.filterwarnings("error")
+def test_requests_that_all_come_at_once_are_in_one_window(policy):
+    case = tiny_case().with_workload(Workload(np.zeros(9), np.zeros(9, np.int32)))
+    assert [window.num_requests for window in plan(case, policy).windows] == [9]
 
 
 def test_clockwork_with_one_window_is_selective_replication():
