@@ -50,7 +50,7 @@ def _deal(search: Search, groups: Groups) -> Groups:
     while left:
         dealt = []
         for model in left:
-            g = rooms.first(model, np.roll(np.arange(len(groups)), -turn))
+            g = rooms.next(model, turn)
             if g is not None:
                 rooms.add(g, model)
                 dealt.append(model)

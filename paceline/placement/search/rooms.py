@@ -15,6 +15,12 @@ NEARLY = 1e-9
 """Sums in another order may differ by this share; in doubt a group counts as one with room."""
 
 
+FEW = 16
+"""Groups that are looked at first when one is likely to have room."""
+
+EVERY = slice(None)
+
+
 class Rooms:
     """Groups that only grow.
 
@@ -40,9 +46,10 @@ class Rooms:
         """As they stand."""
         return tuple(self._groups)
 
-    def may_hold(self, model: int) -> np.ndarray:
-        """bool [groups]: False where `model` certainly has no room, or is held already."""
-        return (self._used + self._needs[self._kind, model] <= self._most) & self._apart[:, model]
+    def may_hold(self, model: int, part: slice = EVERY) -> np.ndarray:
+        """bool [groups of `part`]: False where `model` certainly has no room, or is held already."""
+        needs = self._needs[self._kind[part], model]
+        return (self._used[part] + needs <= self._most[part]) & self._apart[part, model]
 
     def has(self, g: int, model: int) -> bool:
         """Whether group `g` has room for `model`."""
@@ -58,6 +65,22 @@ class Rooms:
         for g in order[self.may_hold(model)[order]]:
             if self.has(int(g), model):
                 return int(g)
+        return None
+
+    def next(self, model: int, start: int) -> int | None:
+        """The first group from `start` on, round to the one before it, that has room for `model`; None when none has.
+
+        Looks at ever more groups at once, so that one nearby is found without a look at all.
+        """
+        count = len(self._groups)
+        for begin, end in ((start, count), (0, start)):
+            size = FEW
+            while begin < end:
+                part = slice(begin, min(begin + size, end))
+                for g in np.flatnonzero(self.may_hold(model, part)).tolist():
+                    if self.has(begin + g, model):
+                        return begin + g
+                begin, size = part.stop, 2 * size
         return None
 
     def _count(self, g: int, model: int) -> None:

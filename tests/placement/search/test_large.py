@@ -1,5 +1,7 @@
 """Large clusters: batches, samples of long traces; never worse than round robin, in any time."""
 
+from random import Random
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ from paceline.placement.case import Case
 from paceline.placement.cluster import Cluster
 from paceline.placement.placement import validate
 from paceline.placement.search import plan
-from paceline.placement.search.baselines import round_robin
+from paceline.placement.search.baselines import equal_replicas, round_robin
 from paceline.placement.search.batched import batch_greedy
 from paceline.placement.search.facts import Facts
 from paceline.placement.search.fast import fast_greedy
@@ -103,6 +105,33 @@ def test_rooms_agree_with_the_facts_before_any_simulation():
         may = rooms.may_hold(model)
         for g, group in enumerate(some):
             assert may[g] or not facts.has_room(group, model)
+
+
+def test_the_next_group_with_room_is_the_first_from_there_on():
+    case = large_case(num_models=12, num_devices=60)
+    rooms, random = Rooms(Facts(Evaluator(case)), empty_groups([ParallelConfig(1, 1)] * 60)), Random(1)
+    found = []
+    for _ in range(300):
+        model, start = random.randrange(12), random.randrange(60)
+        found.append(rooms.next(model, start))
+        assert found[-1] == rooms.first(model, np.roll(np.arange(60), -start))
+        if found[-1] is not None:
+            rooms.add(found[-1], model)
+    assert None in found and len(set(found)) > 50
+
+
+def test_dealing_to_many_groups_looks_at_few_of_them_each_time(monkeypatch):
+    looks, may_hold = [], Rooms.may_hold
+
+    def counted(rooms, model, part):
+        found = may_hold(rooms, model, part)
+        looks.append(len(found))
+        return found
+
+    monkeypatch.setattr(Rooms, "may_hold", counted)
+    groups = equal_replicas(Search(make_case(num_small=2, num_large=0, num_devices=4000)))
+    assert len(groups) == 4000 and all(len(group.models) == 2 for group in groups)
+    assert sum(looks) < 50 * len(groups)
 
 
 def test_dealing_without_a_simulation_ends_when_nothing_fits():
