@@ -14,7 +14,8 @@ per token and device] in place of ``latency``, models ``prompt_tokens``, ``outpu
 
 With several nodes of ``num_devices_per_node`` devices, only splits whose tensor degree divides that are used, so that
 the ranks of a layer are on one node. Unknown keys are refused. ``name`` names the case. Metadata of data sets may be
-there too: ``n_requests`` and ``arrivals_sha256`` are compared with the arrivals; ``note`` and ``policies`` are ignored.
+there too: ``n_requests`` and ``arrivals_sha256`` are compared with the file of arrivals, and refused where these are
+drawn; ``note`` and ``policies`` are ignored.
 """
 
 import hashlib
@@ -138,6 +139,9 @@ def _read_workload(values: dict[str, Any], models: tuple[PlacedModel, ...], fold
         if "duration" not in values:
             raise InvalidParameter("arrivals", "missing", "give a CSV, or a duration in seconds to draw arrivals for")
         duration = number_of(values, "duration", most=MAX_SECONDS)
+        for name in ("n_requests", "arrivals_sha256"):
+            if values.get(name) is not None:
+                raise InvalidParameter(name, "is of a file of arrivals, but these are drawn", "leave it out")
         workload = draw_for_models(models, duration, seed=_seed(values))
     if workload.num_requests == 0:
         raise InvalidParameter("arrivals", "there are none", "give requests, or positive rates and a longer duration")
@@ -216,6 +220,14 @@ def _read_entry(row: dict[str, Any], where: str) -> tuple[ParallelConfig, Stages
     only_known(row, _PROFILE_KEYS, where)
     device = "" if row.get("device") is None else text_of(row, "device", where=where)
     parallel = ParallelConfig(whole_of(row, "op", 1, where), whole_of(row, "pp", 1, where), device)
+    try:
+        return parallel, _read_stages(row, parallel, where)
+    except InvalidParameter as refused:
+        field = refused.field if refused.field.startswith(where) else f"{where}.{refused.field}"
+        raise InvalidParameter(field, f"{refused.problem} at {parallel}", refused.remedy) from None
+
+
+def _read_stages(row: dict[str, Any], parallel: ParallelConfig, where: str) -> Stages:
     memory = numbers_of(row, "weight_mem", where, most=MOST_BYTES)
     if "tokens" in row:
         if "latency" in row or "batch_latency" in row:
@@ -225,9 +237,9 @@ def _read_entry(row: dict[str, Any], where: str) -> tuple[ParallelConfig, Stages
             number_of(row, "kv_bytes", 0.0, where),
         )
         each = tokens.pass_seconds(1) / max(1, len(memory))
-        return parallel, Stages((each,) * len(memory), memory, tokens=tokens, kv_bytes=kv_bytes)
+        return Stages((each,) * len(memory), memory, tokens=tokens, kv_bytes=kv_bytes)
     latency = numbers_of(row, "latency", where, most=MAX_SECONDS)
-    return parallel, Stages(latency, memory, _read_batches(row, where))
+    return Stages(latency, memory, _read_batches(row, where))
 
 
 def _read_batches(row: dict[str, Any], where: str) -> dict[int, tuple[float, ...]]:
