@@ -1,6 +1,8 @@
 """A placement case from the command line: a file, flags on top of it, or flags alone."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,8 +90,23 @@ class ScaledCase(GivenCase):
         if self.cv_scale != 1.0:
             from paceline.placement.arrivals import burstier
 
-            case = case.with_workload(burstier(case.workload, self.cv_scale, len(case.models), seed or 0))
-        return (case if self.rate_scale == 1.0 else case.scale_rate(self.rate_scale)).scale_slo(self.slo_scale)
+            with blamed_on("cv_scale", self.cv_scale):
+                case = case.with_workload(burstier(case.workload, self.cv_scale, len(case.models), seed or 0))
+        if self.rate_scale != 1.0:
+            with blamed_on("rate_scale", self.rate_scale):
+                case = case.scale_rate(self.rate_scale)
+        with blamed_on("slo_scale", self.slo_scale):
+            return case.scale_slo(self.slo_scale)
+
+
+@contextmanager
+def blamed_on(option: str, factor: float) -> Iterator[None]:
+    """What a case scaled by `factor` is refused for is `option`'s fault."""
+    try:
+        yield
+    except InvalidParameter as refused:
+        problem = f"{factor:g} is refused for {refused.field}, {refused.problem}"
+        raise InvalidParameter(option, problem, "give a factor nearer to 1") from None
 
 
 def check_seed(seed: int) -> int:
@@ -112,7 +129,11 @@ def check_outputs(output: Path | None, plot: Path | None = None) -> None:
 def _models(text: str) -> list[dict[str, Any]]:
     """The models of one --model: a type, then name=value words; count=N makes N of them."""
     kind, *words = text.split() or [""]
-    fields = dict(_word(word) for word in words)
+    pairs = [_word(word) for word in words]
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        twice = next(name for name in fields if sum(name == each for each, _ in pairs) > 1)
+        raise InvalidParameter("model", f"{text!r} sets {twice} twice", "give it once")
     unknown = sorted(set(fields) - {"rate", "cv", "slo", "count", "name"})
     if unknown or not kind or "=" in kind:
         problem = f"{text!r}" + (f" sets {', '.join(unknown)}" if unknown else " does not begin with a type")

@@ -41,7 +41,7 @@ def place_map(
 
         paceline place-map --case case.yaml --over rate,slo --x 0.5,1,2,4 --y 0.5,1,2 --json
     """
-    from paceline.placement.parallel_map import example_case, parallel_map
+    from paceline.placement.parallel_map import FACTORS, example_case, parallel_map, scaled
     from paceline.theory.plots import draw
 
     c.check_outputs(None, output)
@@ -50,7 +50,13 @@ def place_map(
     if not comma:
         raise InvalidParameter("over", repr(over), "name two axes, e.g. rate,cv")
     axes = across, down
-    factors = {axis: _numbers(axis, text) for axis, text in zip(axes, (x, y), strict=True) if text is not None}
+    factors = {}
+    for option, axis, text in (("x", across, x), ("y", down, y)):
+        if text is not None and axis in FACTORS:
+            factors[axis] = _numbers(option, text)
+            for factor in factors[axis]:
+                with c.blamed_on(option, factor):
+                    scaled(loaded, {axis: factor}, seed or 0)
     with progress_bars() as progress:
         found = parallel_map(loaded, axes, factors, seed or 0, lambda done, total: progress("searching", done, total))
     if output is not None:
@@ -68,8 +74,11 @@ def place_map(
     print(f"model parallelism pays in {sum(gain > 0 for gain in cells)} of {len(cells)} cells")
 
 
-def _numbers(axis: str, text: str) -> tuple[float, ...]:
+def _numbers(option: str, text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(word) for word in text.split(","))
+        found = tuple(float(word) for word in text.split(","))
     except ValueError:
-        raise InvalidParameter(axis, f"factors {text!r}", "give numbers with commas between, e.g. 0.5,1,2") from None
+        raise InvalidParameter(option, f"{text!r}", "give numbers with commas between, e.g. 0.5,1,2") from None
+    if not all(0 < factor < float("inf") for factor in found):
+        raise InvalidParameter(option, f"{text!r}", "give numbers above 0")
+    return found

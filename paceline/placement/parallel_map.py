@@ -95,8 +95,8 @@ def parallel_map(
     for down in y:
         for across in x:
             scales = {axes[0]: across, axes[1]: down}
-            cells.append((_attained(_scaled(split, scales, seed), "mp-search"),
-                          _attained(_scaled(case, scales, seed), "sr-greedy")))  # fmt: skip
+            cells.append((_attained(scaled(split, scales, seed), "mp-search"),
+                          _attained(scaled(case, scales, seed), "sr-greedy")))  # fmt: skip
             if progress is not None:
                 progress(len(cells), len(x) * len(y))
     rows = [cells[start : start + len(x)] for start in range(0, len(cells), len(x))]
@@ -145,7 +145,12 @@ def _without_single_devices(case: Case) -> Case:
     return replace(case, profiles=profiles)
 
 
-def _scaled(case: Case, scales: Mapping[str, float], seed: int) -> Case:
+def scaled(case: Case, scales: Mapping[str, float], seed: int) -> Case:
+    """The case with some of `FACTORS` scaled; `seed` is that of arrivals drawn with another burstiness.
+
+    Raises:
+        InvalidParameter: no case can be like that.
+    """
     if "cv" in scales:
         case = case.with_workload(burstier(case.workload, scales["cv"], len(case.models), seed))
     case = replace(case, cluster=case.cluster.scale_memory(scales.get("memory", 1.0)))

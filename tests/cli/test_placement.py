@@ -106,6 +106,19 @@ def test_scaled_traffic_and_deadlines(case_file, tmp_path):
     assert attainment("--cv-scale", 3) < attainment("--cv-scale", 0.5)
 
 
+@pytest.mark.parametrize(("option", "factor"), [("rate", 1e-300), ("rate", 1e-10), ("cv", 1e9), ("cv", float("nan"))])
+def test_a_factor_that_leads_nowhere_is_named(case_file, tmp_path, option, factor):
+    plan = tmp_path / "plan.json"
+    invoke("place", "--case", case_file, "--output", plan)
+    refused = refusal("simulate", "--plan", plan, "--case", case_file, f"--{option}-scale", factor)
+    assert refused.field == f"{option}_scale" and f"{factor:g}" in refused.problem
+
+
+def test_a_word_of_a_model_is_given_once(case_file):
+    refused = refusal("place", "--case", case_file, "--model", "small rate=2 rate=3")
+    assert refused.field == "model" and "sets rate twice" in refused.problem
+
+
 def test_a_seed_is_that_of_drawn_arrivals_in_place_of_the_cases(tmp_path):
     def means(seed, *flags):
         case = tmp_path / "seeded.json"

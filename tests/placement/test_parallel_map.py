@@ -75,7 +75,8 @@ def test_the_command(tmp_path):
     record = json.loads(result.stdout)
     assert record["axes"] == ["memory", "slo"] and record["gain"][0][0] > record["gain"][0][1]
     assert "of 1 cells" in run("--x", "1", "--y", "1").stdout
-    for bad, field in ((("--over", "rate"), "over"), (("--x", "a"), "rate")):
+    for bad, field in ((("--over", "rate"), "over"), (("--x", "a"), "x"), (("--y", "0,1"), "y"),
+                       (("--x", "1,1e-300"), "x"), (("--y", "1e9"), "y")):  # fmt: skip
         error = run(*bad).exception
         assert isinstance(error, InvalidParameter) and error.field == field
     assert "Examples" in run("--help").stdout
