@@ -10,6 +10,9 @@ from paceline.placement.search.facts import Facts
 
 NUM_WINDOWS = 200
 
+LEAST_WORK = 1e-30
+"""Seconds; stages so short that the simulator's numbers round them to 0 count as this long."""
+
 
 class Bounds:
     """Bounds by throughput, window by window of the workload, so that a burst beyond the cluster's power counts.
@@ -39,7 +42,7 @@ class Bounds:
         work = np.array([self._least_work(model, kinds) for model in range(self._facts.num_models)])
         order = np.argsort(work)
         order = order[np.isfinite(work[order])]
-        counts, work = self._counts[:, order], work[order]
+        counts, work = self._counts[:, order], np.maximum(work[order], LEAST_WORK)
         before = np.cumsum(counts * work, axis=1) - counts * work
         capacity = len(splits) * (self._length + self._slack)
         served = np.clip((capacity - before) / work, 0, counts)

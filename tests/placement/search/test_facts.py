@@ -110,3 +110,11 @@ def test_every_move_leads_to_a_placement_that_fits(move):
         changed += moved is not None
         groups = mixed or groups
     assert changed > 10
+
+
+@pytest.mark.filterwarnings("error")
+def test_bounds_know_stages_of_no_time():
+    case = make_case(num_small=2, num_large=0, num_devices=2)
+    entries = {ONE: Stages((1e-300,), (2 * GB,))}
+    case = replace(case, profiles={**case.profiles, "small": replace(case.profiles["small"], entries=entries)})
+    assert Bounds(facts_of(case)).served((ONE, ONE)) == case.workload.num_requests
