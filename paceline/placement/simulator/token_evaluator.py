@@ -185,10 +185,10 @@ class TokenEvaluator:
             problem = f"leaves room for keys and values of {max(room, 0):.0f} tokens {of_model} requests have {need:g}"
             return InvalidParameter("mem_budget", problem, "give more memory, or profile splits over more devices")
         fitting = [each for each in lone if each.need <= each.room]
-        for name, found in (("slo_first", "first token"), ("slo_token", "further tokens")):
+        for name, found in (("slo_first", "first token takes"), ("slo_token", "further tokens take")):
             best = min(each.first if name == "slo_first" else each.pace for each in fitting)
             if best > getattr(own, name):
-                problem = f"{getattr(own, name):g} s {of_model} {found} take a lone request {best:.4g} s at best"
+                problem = f"{getattr(own, name):g} s {of_model} {found} a lone request {best:.4g} s at best"
                 return InvalidParameter(name, problem, "raise it above that, or profile faster splits")
         best = min(each.end for each in fitting)
         problem = f"{own.slo:g} s {of_model} request alone takes {best:.4g} s at best"

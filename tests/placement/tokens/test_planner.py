@@ -75,7 +75,7 @@ def test_promises_on_first_token_and_pace_decide():
     assert plan(case(slo=None, slo_first=1.0, slo_token=0.05)).slo_attainment > 0.99
     for promise, problem in (
         ({"slo_token": 1e-4}, r"^slo_token: 0\.0001 s .* further tokens take a lone request 0\.00\d+ s"),
-        ({"slo_first": 1e-3}, r"^slo_first: 0\.001 s .* first token take a lone request 0\.\d+ s"),
+        ({"slo_first": 1e-3}, r"^slo_first: 0\.001 s .* first token takes a lone request 0\.\d+ s"),
         ({"slo": 0.1, "slo_first": 1.0}, r"^slo: 0\.1 s .* request alone takes \d\.\d+ s"),
     ):
         with pytest.raises(InvalidParameter, match=problem):
