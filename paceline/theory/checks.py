@@ -33,9 +33,9 @@ def check_cost(field: str, value: Number) -> None:
 
 
 def check_positive(field: str, value: Number) -> None:
-    """Raise InvalidParameter for a time that is not above zero."""
+    """Raise InvalidParameter for a time, rate or number that is not above zero."""
     if not 0 < value < float("inf"):
-        raise InvalidParameter(field, f"{value} is not above 0", "give a measured time, in any unit")
+        raise InvalidParameter(field, f"{value} is not above 0", "give a finite number above 0")
 
 
 def check_count(field: str, value: int, least: int = 0) -> None:
