@@ -281,6 +281,8 @@ class ChatRequest(Request):
         sent_as = {"max_tokens": "max_completion_tokens", "logprobs": "top_logprobs"}.get(field)
         if sent_as is not None and getattr(self, sent_as) is not None:
             return sent_as
+        if field.partition(".")[0] == "structured_outputs" and self.choice_of_tools().demanded:
+            return "tools"  # a demanded call goes before any other grammar
         return super().sent_name(field)
 
     echo: ClassVar[bool] = False

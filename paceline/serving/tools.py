@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.errors import InvalidParameter
+from paceline.serving.call_schema import calls_schema
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _MOST_TOOLS = 128
@@ -59,8 +60,8 @@ class ToolChoice:
         """What a demanded call must look like, as `SamplingParams.structured_outputs`; None where none is demanded."""
         if not self.demanded:
             return None
-        calls = [_call_schema(tool["function"]) for tool in self.tools if tool["function"]["name"] in self.demanded]
-        return {"json": calls[0] if len(calls) == 1 else {"anyOf": calls}}
+        functions = [tool["function"] for tool in self.tools]
+        return {"json": calls_schema([each for each in functions if each["name"] in self.demanded])}
 
     def explained(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """`messages` with the tools told in words, for models whose chat template does not know of tools."""
@@ -174,16 +175,6 @@ def _checked(number: int, tool: Any) -> dict[str, Any]:
     if not isinstance(function.get("parameters") or {}, Mapping):
         raise InvalidParameter("tools", f"tools[{number}].function.parameters is no schema", "send a JSON schema")
     return {"type": "function", "function": dict(function)}
-
-
-def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = function.get("parameters") or {"type": "object"}
-    return {
-        "type": "object",
-        "properties": {"name": {"const": function["name"]}, "arguments": parameters},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
 
 
 def _overlap(text: str) -> int:
