@@ -1,8 +1,6 @@
 """`Answer`: builds the response bodies of one request in OpenAI's format. For request bodies see `protocol.py`."""
 
-import codecs
 import json
-import math
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,12 +9,10 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from paceline.serving.job import Chunk, Piece, Step, Summary
+from paceline.serving.logprobs import TextOffsets, alternatives, chat_logprobs, mean_logprob, spelled, text_logprobs
+from paceline.serving.statistics import draft_statistics, told_step, vllm_statistics
 from paceline.serving.thoughts import ThoughtReader
 from paceline.serving.tools import CallReader, ToolChoice
-from paceline.types import RequestStats
-
-_IMPOSSIBLE = -9999.0
-"""Log-probability written for minus infinity, which JSON lacks; the same as in vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +211,7 @@ class Answer:
         if kept is None:
             return sorted(gathered)
         places = sorted({number // drawn for number in gathered})
-        ranked = (sorted((n for n in gathered if n // drawn == place), key=lambda n: -_mean_logprob(gathered[n].pieces))
+        ranked = (sorted((n for n in gathered if n // drawn == place), key=lambda n: -mean_logprob(gathered[n].pieces))
                   for place in places)  # fmt: skip
         return [number for numbers in ranked for number in numbers[:kept]]
 
@@ -267,7 +263,7 @@ class Answer:
         if not self._wish.echo:
             return ""
         given = self._wish.prompts[number // self._wish.num_samples]
-        return given if isinstance(given, str) else _spelled(b"".join(p.spelling for p in self._prompt_of(number)))
+        return given if isinstance(given, str) else spelled(b"".join(p.spelling for p in self._prompt_of(number)))
 
     def _prompt_of(self, number: int) -> tuple[Piece, ...]:
         return self._prompts.get(number // self._wish.num_samples, ())
@@ -287,7 +283,7 @@ class Answer:
         if wish.token_ids and prompt:
             choice["prompt_token_ids"] = [piece.token_id for piece in prompt]
         if wish.prompt_logprobs and prompt:
-            choice["prompt_logprobs"] = [_alternatives(piece) for piece in prompt]
+            choice["prompt_logprobs"] = [alternatives(piece) for piece in prompt]
         if chunk.summary.error is not None:
             choice["error"] = {"message": chunk.summary.error, "type": "request_failed"}
         return choice | self._trace(pieces, chunk.step)
@@ -310,107 +306,3 @@ class Answer:
         first = next(iter(stats.values()))
         own = {"choices": [{"index": n} | draft_statistics(each) for n, each in stats.items()]}
         return {"metrics": {"speculative_decoding": vllm_statistics(first)}, "paceline": own}
-
-
-def told_step(step: Step) -> dict[str, Any]:
-    """The draft of one pass as JSON: its nodes, which were accepted, and the rows of the pass."""
-    nodes = [{"id": token_id, "text": text, "parent": parent}
-             for (token_id, text), parent in zip(step.tokens, step.parents, strict=True)]  # fmt: skip
-    return {"nodes": nodes, "path": list(step.path), "own": step.is_own, "rows": dict(step.rows)}
-
-
-def vllm_statistics(stats: RequestStats) -> dict[str, Any]:
-    """Acceptance statistics of one answer under vLLM's names."""
-    histogram = list(stats.accepted_per_pass)
-    return {
-        "mean_acceptance_length": stats.acceptance_length,
-        "draft_acceptance_rate": stats.num_accepted_tokens / stats.num_draft_tokens if stats.num_draft_tokens else None,
-        "acceptance_histogram": histogram,
-        "num_spec_steps": stats.num_drafts,
-        "num_accepted_draft_tokens": stats.num_accepted_tokens,
-        "num_draft_tokens": stats.num_draft_tokens,
-        "num_spec_tokens": len(stats.drafted_per_level),
-    }
-
-
-def draft_statistics(stats: RequestStats) -> dict[str, Any]:
-    """Draft statistics with fields that vLLM lacks: passes, times, and levels of the drafts."""
-    return {
-        "num_target_passes": stats.num_target_passes,
-        "acceptance_rate": stats.acceptance_rate,
-        "acceptance_length": stats.acceptance_length,
-        "num_draft_tokens": stats.num_draft_tokens,
-        "num_accepted_tokens": stats.num_accepted_tokens,
-        "tokens_per_pass": list(stats.accepted_per_pass),
-        "drafted_per_level": list(stats.drafted_per_level),
-        "tested_per_level": list(stats.tested_per_level),
-        "accepted_per_level": list(stats.accepted_per_level),
-        "draft_seconds": stats.draft_seconds,
-        "verify_seconds": stats.verify_seconds,
-        "other_seconds": stats.other_seconds,
-        "prefill_seconds": stats.prefill_seconds,
-    }
-
-
-def chat_logprobs(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Log-probabilities in chat format: one entry per token, alternatives in descending order."""
-    return {"content": [_scored(p) for p in pieces if p.logprob is not None], "refusal": None}
-
-
-class TextOffsets:
-    """Character offsets of tokens in their text; a token inside a character has that character's offset."""
-
-    def __init__(self) -> None:
-        self._decoder, self._length = codecs.getincrementaldecoder("utf-8")("replace"), 0
-
-    def next(self, spelling: bytes) -> int:
-        """The offset of the next token, whose bytes are `spelling`."""
-        before = self._length
-        self._length += len(self._decoder.decode(spelling))
-        return before
-
-
-def text_logprobs(pieces: Sequence[Piece], offsets: TextOffsets) -> dict[str, Any]:
-    """Log-probabilities in completions format: four lists over tokens; the first token of a prompt has none."""
-    return {
-        "tokens": [_spelled(piece.spelling) for piece in pieces],
-        "token_logprobs": [_number(piece.logprob) for piece in pieces],
-        "top_logprobs": [
-            None if piece.logprob is None else {_spelled(s): _number(logprob) for _, s, logprob in piece.top}
-            for piece in pieces
-        ],
-        "text_offset": [offsets.next(piece.spelling) for piece in pieces],
-    }
-
-
-def _mean_logprob(pieces: Sequence[Piece]) -> float:
-    """Mean log-probability of a sample's tokens; 0 without tokens."""
-    known = [piece.logprob for piece in pieces if piece.logprob is not None]
-    return sum(known) / len(known) if known else 0.0
-
-
-def _scored(piece: Piece) -> dict[str, Any]:
-    top = [_entry(spelling, logprob) for _, spelling, logprob in piece.top]
-    return _entry(piece.spelling, piece.logprob) | {"top_logprobs": top}
-
-
-def _entry(spelling: bytes, logprob: float | None) -> dict[str, Any]:
-    return {"token": _spelled(spelling), "logprob": _number(logprob), "bytes": list(spelling)}
-
-
-def _alternatives(piece: Piece) -> Mapping[str, Any] | None:
-    """Alternatives in vLLM's prompt format: by token id, including the token itself."""
-    if piece.logprob is None:
-        return None
-    told = {str(token_id): {"logprob": _number(logprob), "rank": rank, "decoded_token": _spelled(spelling)}
-            for rank, (token_id, spelling, logprob) in enumerate(piece.top, 1)}  # fmt: skip
-    own = {"logprob": _number(piece.logprob), "rank": None, "decoded_token": _spelled(piece.spelling)}
-    return {str(piece.token_id): own} | told
-
-
-def _number(logprob: float | None) -> float | None:
-    return None if logprob is None else logprob if math.isfinite(logprob) else _IMPOSSIBLE
-
-
-def _spelled(spelling: bytes) -> str:
-    return spelling.decode("utf-8", "replace")

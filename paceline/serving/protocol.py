@@ -7,13 +7,14 @@ that is not served is refused. Beyond OpenAI's, with vLLM's names: ``top_k``, ``
 ``logprobs_mode``, ``timeout``, ``slo`` (seconds from arrival to answer, clusters only) and ``paceline``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.errors import InvalidParameter
+from paceline.serving.fields import Extras, StreamOptions, check_extra, predicted, response_grammar
 from paceline.serving.job import NO_LIMIT, Job
 from paceline.serving.message import Message, check_text
 from paceline.serving.tools import ToolChoice, readable_calls
@@ -22,21 +23,6 @@ from paceline.types import SamplingParams
 MOST_PROMPTS = 64
 _COMPLETION_TOKENS = 16
 """OpenAI's own default for completions."""
-
-_PASSED_OVER = frozenset(
-    ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-     "parallel_tool_calls", "request_id", "spaces_between_special_tokens", "verbosity", "reasoning_effort")
-)  # fmt: skip
-"""Fields that change nothing about the text here."""
-_NO_OPS: Mapping[str, Sequence[Any]] = {
-    "suffix": ("",), "use_beam_search": (False,), "length_penalty": (1.0,), "functions": ([],),
-    "function_call": ("none", "auto"), "modalities": (["text"],),
-    "tools": ([],), "tool_choice": ("none", "auto"), "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,), "truncate_prompt_tokens": (-1,), "allowed_token_ids": ([],),
-    "chat_template_kwargs": ({},), "add_generation_prompt": (True,), "continue_final_message": (False,),
-    "echo": (False,),
-}  # fmt: skip
-"""Values that ask for what is done anyway, of fields whose other values are not served."""
 
 
 _SAMPLING = (
@@ -48,21 +34,6 @@ _SAMPLING = (
 
 
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-
-
-class StreamOptions(BaseModel):
-    """OpenAI's `stream_options`, and vLLM's `continuous_usage_stats`."""
-
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-
-
-class Extras(BaseModel):
-    """Our own: ``trace`` tells where each token came from, ``stats`` what became of the drafts."""
-
-    model_config = ConfigDict(extra="forbid")
-    trace: bool = False
-    stats: bool = False
 
 
 class Request(BaseModel):
@@ -116,13 +87,6 @@ class Request(BaseModel):
             kept["top_k"] = 0
         return kept
 
-    def check_extra(self) -> None:
-        """Raises InvalidParameter for a field with a meaning that is not served."""
-        for key, value in (self.model_extra or {}).items():
-            if key in _PASSED_OVER or any(value == each for each in _NO_OPS.get(key, ())):
-                continue
-            raise InvalidParameter(key, "is not served", "leave it out")
-
     def params(self, default_max_tokens: int, **more: Any) -> SamplingParams:
         """What the sampler is asked; `more` are fields that the endpoints name differently.
 
@@ -132,7 +96,7 @@ class Request(BaseModel):
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         own = {name: getattr(self, name) for name in _SAMPLING}
         limit = default_max_tokens if self.max_tokens is None else self.max_tokens
-        named = {"stop": stop, "prediction": _predicted(self.prediction), "max_tokens": limit,
+        named = {"stop": stop, "prediction": predicted(self.prediction), "max_tokens": limit,
                  "structured_outputs": self._grammar()}  # fmt: skip
         return SamplingParams(**(own | named | more))
 
@@ -197,7 +161,7 @@ class CompletionRequest(Request):
         Raises:
             InvalidParameter: a prompt is empty, or there are too many, or a field cannot be used.
         """
-        self.check_extra()
+        check_extra(self.model_extra or {})
         prompts = _prompts(self.prompt)
         num_top = None if self.logprobs is None or self.logprobs is False else int(self.logprobs)
         more: dict[str, Any] = {"logprobs": num_top}
@@ -257,7 +221,7 @@ class ChatRequest(Request):
         Raises:
             InvalidParameter: there is no message, or a field cannot be used.
         """
-        self.check_extra()
+        check_extra(self.model_extra or {})
         if not self.messages:
             raise InvalidParameter("messages", "the list is empty", "give at least one message")
         if self.top_logprobs and not self.logprobs:
@@ -315,38 +279,3 @@ def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str 
         if isinstance(each, str):
             check_text("prompt", each)
     return [each if isinstance(each, str) else tuple(each) for each in prompts]
-
-
-def response_grammar(form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """OpenAI's `response_format` as `SamplingParams.structured_outputs`. Raises InvalidParameter for unknown types."""
-    kind = "text" if form is None else form.get("type")
-    if form is None or kind == "text":
-        return None
-    if kind == "json_object":
-        return {"json_object": True}
-    if kind == "json_schema":
-        named = form.get("json_schema")
-        schema = named.get("schema") if isinstance(named, Mapping) else form.get("schema")
-        if schema is None:
-            problem = "json_schema.schema is missing"
-            raise InvalidParameter(
-                "response_format", problem, "send {'type': 'json_schema', 'json_schema': {'schema': {}}}"
-            )
-        return {"json": schema}
-    if kind == "structural_tag":
-        return {"structural_tag": {key: value for key, value in form.items() if key != "type"}}
-    remedy = "use json_object, json_schema or structural_tag"
-    raise InvalidParameter("response_format", f"type {str(kind)[:40]!r} is unknown", remedy)
-
-
-def _predicted(prediction: str | Mapping[str, Any] | None) -> str:
-    """OpenAI's `prediction`, or simply its text."""
-    if prediction is None or isinstance(prediction, str):
-        return prediction or ""
-    content = prediction.get("content")
-    if isinstance(content, list):
-        texts = [part.get("text", "") for part in content if isinstance(part, Mapping)]
-        content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
-    if prediction.get("type", "content") != "content" or not isinstance(content, str):
-        raise InvalidParameter("prediction", "is not understood", "send {'type': 'content', 'content': 'text'}")
-    return content

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from paceline.serving.answers import TextOffsets
+from paceline.serving.logprobs import TextOffsets
 from paceline.serving.settings import Settings
 from paceline.types import SamplingParams
 from tests.serving.conftest import MODEL, events
