@@ -30,16 +30,32 @@ class TextOffsets:
 
 
 def text_logprobs(pieces: Sequence[Piece], offsets: TextOffsets) -> dict[str, Any]:
-    """Log-probabilities in completions format: four lists over tokens; the first token of a prompt has none."""
+    """Log-probabilities in completions format: four lists over tokens; the first token of a prompt has none.
+
+    A token that is no whole text is spelled as OpenAI does, ``bytes:\\xf0\\x9f``, so that it is not taken for another.
+    """
     return {
-        "tokens": [spelled(piece.spelling) for piece in pieces],
+        "tokens": [_key(piece.spelling) for piece in pieces],
         "token_logprobs": [_number(piece.logprob) for piece in pieces],
-        "top_logprobs": [
-            None if piece.logprob is None else {spelled(s): _number(logprob) for _, s, logprob in piece.top}
-            for piece in pieces
-        ],
+        "top_logprobs": [None if piece.logprob is None else _by_key(piece) for piece in pieces],
         "text_offset": [offsets.next(piece.spelling) for piece in pieces],
     }
+
+
+def _by_key(piece: Piece) -> dict[str, float | None]:
+    """The most probable tokens, and the token itself; of those that are spelled alike the most probable one."""
+    found: dict[str, float | None] = {}
+    for spelling, logprob in (*((spelling, logprob) for _, spelling, logprob in piece.top),
+                              (piece.spelling, piece.logprob)):  # fmt: skip
+        found.setdefault(_key(spelling), _number(logprob))
+    return found
+
+
+def _key(spelling: bytes) -> str:
+    try:
+        return spelling.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelling)
 
 
 def mean_logprob(pieces: Sequence[Piece]) -> float:

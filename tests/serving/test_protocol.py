@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from paceline.serving.logprobs import TextOffsets
+from paceline.serving.job import Piece
+from paceline.serving.logprobs import TextOffsets, text_logprobs
 from paceline.serving.settings import Settings
 from paceline.types import SamplingParams
 from tests.serving.conftest import MODEL, events
@@ -120,6 +121,29 @@ def test_echo_with_logprobs_scores_the_prompt(ask, make_llm):
     assert nothing.json()["choices"][0]["text"] == "abca"
     assert nothing.json()["usage"]["completion_tokens"] == 0
     assert events(streamed)[0]["choices"] == scored.json()["choices"]
+
+
+def test_alternatives_of_completions_are_told_apart():
+    """Also those that are parts of a character; the token itself is always among them."""
+    parts = ((1, b"\xf0\x9f", -1.0), (2, b"\xf0", -2.0), (3, b"a", -3.0), (4, b"a", -4.0))
+    own = Piece(5, "", b"\xe2", "target", -9.0, parts)
+    [told] = text_logprobs([own], TextOffsets())["top_logprobs"]
+    assert told == {"bytes:\\xf0\\x9f": -1.0, "bytes:\\xf0": -2.0, "a": -3.0, "bytes:\\xe2": -9.0}
+    [told] = text_logprobs([Piece(3, "a", b"a", "target", -3.0, parts)], TextOffsets())["top_logprobs"]
+    assert told == {"bytes:\\xf0\\x9f": -1.0, "bytes:\\xf0": -2.0, "a": -3.0}
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 3])
+def test_the_drawn_token_is_among_the_alternatives(ask, num_top):
+    body = TEXT | {"temperature": 3.0, "seed": 1, "max_tokens": 20, "logprobs": num_top}
+    for answer in ask(COMPLETIONS, body, body | {"echo": True}):
+        told = answer.json()["choices"][0]["logprobs"]
+        sizes = set()
+        for token, logprob, top in zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True):
+            assert top is None if logprob is None else top[token] == logprob
+            sizes.add(len(top or {}) or num_top)
+        assert sizes <= {num_top, num_top + 1} and num_top + 1 in sizes
+        assert told["top_logprobs"].count(None) == (len(told["tokens"]) > 20)
 
 
 def test_offsets_are_places_in_the_text(ask):
