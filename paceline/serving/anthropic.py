@@ -104,7 +104,9 @@ class Messages(Dialect):
                 told = _plain(block.get("content") or "", where)
                 turns.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": told})
             elif kind == "tool_use":
-                function = {"name": block.get("name"), "arguments": block.get("input")}
+                if not isinstance(block.get("name"), str) or not isinstance(block.get("input"), Mapping):
+                    raise InvalidParameter(where, "a tool_use without a name or input", "send the block as it was told")
+                function = {"name": block["name"], "arguments": block["input"]}
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
             elif kind not in ("thinking", "redacted_thinking"):
                 texts.append(_plain([block], where))

@@ -22,6 +22,7 @@ from paceline.serving.refusals import HttpRefusal
 from paceline.serving.rendering import rendered, response
 from paceline.serving.settings import Settings
 from paceline.serving.stream import DONE, EventStream, bodies, event, events, gather, run, unless_gone
+from paceline.serving.tools import written_calls
 
 _EARLY_SECONDS = 1.0
 """Seconds after which a stream's headers are sent without its first token; rejections arrive before that."""
@@ -154,12 +155,14 @@ class Front:
         return EventStream(told, self.gate, self.settings.ping_seconds, problem, stack)
 
     def _with_tools(self, job: Job, body: CompletionRequest | ChatRequest) -> Job:
-        """The job with its tools described in a message, if the model's chat template does not support tools."""
-        if "tools" not in job.template or not isinstance(body, ChatRequest) or self.text is None:
+        """The job with tools and earlier calls as text, if the model's chat template does not support tools."""
+        is_told = "tools" in job.template
+        if not isinstance(body, ChatRequest) or not (is_told or any(each.get("tool_calls") for each in job.messages)):
             return job
-        if job.model not in self.backend.models or self.text.describe(job.model)["reads_tools"]:
+        if self.text is None or job.model not in self.backend.models or self.text.describe(job.model)["reads_tools"]:
             return job
-        return replace(job, messages=body.choice_of_tools().explained(job.messages))
+        messages = written_calls(job.messages)
+        return replace(job, messages=body.choice_of_tools().explained(messages) if is_told else messages)
 
     def _places(self, jobs: list[Job]) -> int:
         """Number of queue slots for `jobs`: their samples, at most the queue's capacity."""

@@ -229,7 +229,8 @@ class ChatRequest(Request):
         more: dict[str, Any] = {"logprobs": (self.top_logprobs or 0) if self.logprobs else None}
         if self.max_completion_tokens is not None:
             more["max_tokens"] = self.max_completion_tokens
-        messages = [readable_calls(each.flat(f"messages[{number}]")) for number, each in enumerate(self.messages)]
+        messages = [each.flat(f"messages[{number}]") for number, each in enumerate(self.messages)]
+        messages = [readable_calls(each, f"messages[{number}]") for number, each in enumerate(messages)]
         for number, message in enumerate(messages):
             check_text(f"messages[{number}]", message["content"])
         tools, template = self.choice_of_tools(), dict(self.chat_template_kwargs)

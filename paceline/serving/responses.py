@@ -158,7 +158,10 @@ class Responses(Dialect):
             if kind == "message":
                 turns.append({"role": item.get("role"), "content": item.get("content")})
             elif kind == "function_call":
-                function = {"name": item.get("name"), "arguments": item.get("arguments")}
+                if not isinstance(item.get("name"), str) or not isinstance(item.get("arguments"), str):
+                    problem = "a function_call without a name or arguments"
+                    raise InvalidParameter(f"input[{number}]", problem, "send the item as it was told")
+                function = {"name": item["name"], "arguments": item["arguments"]}
                 call = {"id": item.get("call_id"), "type": "function", "function": function}
                 turns.append({"role": "assistant", "content": "", "tool_calls": [call]})
             elif kind == "function_call_output":

@@ -148,22 +148,59 @@ def _calls_in(inside: str) -> list[tuple[str, Any]]:
     return [(call["name"], call.get("arguments", call.get("parameters", {}))) for call in calls]
 
 
-def readable_calls(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose calls have arguments as templates want them: objects, not JSON in a text."""
+def readable_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """A message whose calls have arguments as templates want them: objects, not JSON in a text.
+
+    Raises:
+        InvalidParameter: its calls are malformed; names the place below `where`.
+    """
+    if message.get("function_call") is not None:
+        raise InvalidParameter(f"{where}.function_call", "is not served", "send tool_calls")
     calls = message.get("tool_calls")
-    if not isinstance(calls, list):
+    if calls is None:
         return message
-    return message | {"tool_calls": [_with_object(call) for call in calls]}
+    if not isinstance(calls, list):
+        raise InvalidParameter(f"{where}.tool_calls", "is no list", "send a list of calls, or leave it out")
+    read = [_with_object(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(calls)]
+    return message | {"tool_calls": read}
 
 
-def _with_object(call: Any) -> Any:
+def _with_object(call: Any, where: str) -> dict[str, Any]:
+    remedy = "send {'type': 'function', 'function': {'name': ..., 'arguments': ...}}"
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
+    if not isinstance(function, Mapping) or call.get("type") not in (None, "function"):
+        raise InvalidParameter(where, "is no call of a function", remedy)
+    if not isinstance(call.get("id", ""), str | None):
+        raise InvalidParameter(f"{where}.id", "is no text", "send the id as it was told")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise InvalidParameter(f"{where}.function.name", "is no name", remedy)
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str | Mapping | None):
+        raise InvalidParameter(f"{where}.function.arguments", "is neither a text nor an object", remedy)
+    return {**call, "function": {**function, "arguments": _object(arguments)}}
+
+
+def _object(arguments: str | Mapping[str, Any] | None) -> Any:
+    """The arguments of a call as an object; a text that is no JSON, as of a call that was cut off, stays one."""
+    if not isinstance(arguments, str):
+        return arguments or {}
     try:
-        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+        return json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
-        return call
+        return arguments
+
+
+def written_calls(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """`messages` with their calls as text, for models whose chat template does not know of them."""
+    return [_with_calls_written(message) if message.get("tool_calls") else message for message in messages]
+
+
+def _with_calls_written(message: Mapping[str, Any]) -> dict[str, Any]:
+    calls = [{"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+             for call in message["tool_calls"]]  # fmt: skip
+    written = [f"{_OPEN}{json.dumps(call, ensure_ascii=False)}{_CLOSE}" for call in calls]
+    text = "\n".join([message["content"], *written] if message["content"] else written)
+    return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": text}
 
 
 def _checked(number: int, tool: Any) -> dict[str, Any]:

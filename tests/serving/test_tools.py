@@ -118,11 +118,29 @@ def test_models_without_tools_in_their_template_are_told_in_words():
 
 
 def test_earlier_calls_are_objects_for_the_template():
-    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": '{"zone": "UTC"}'}}
-    message = readable_calls({"role": "assistant", "content": "", "tool_calls": [call]})
-    assert message["tool_calls"][0]["function"]["arguments"] == {"zone": "UTC"}
-    broken = {"role": "assistant", "content": "", "tool_calls": [{"function": {"arguments": "{"}}, 3]}
-    assert readable_calls(broken) == broken
+    for given, read in (('{"zone": "UTC"}', {"zone": "UTC"}), ({"zone": "UTC"}, {"zone": "UTC"}), ('{"zo', '{"zo'),
+                        ("", {}), (None, {})):  # fmt: skip
+        call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": given}}
+        message = readable_calls({"role": "assistant", "content": "", "tool_calls": [call]}, "messages[0]")
+        assert message["tool_calls"][0]["function"]["arguments"] == read
+
+
+@pytest.mark.parametrize(
+    ("calls", "place"),
+    [
+        (3, ""),
+        ({"name": "clock"}, ""),
+        ([3], "[0]"),
+        ([{"type": "custom", "custom": {"name": "clock"}}], "[0]"),
+        ([{"function": {"arguments": "{}"}}], "[0].function.name"),
+        ([{"function": {"name": "clock", "arguments": 3}}], "[0].function.arguments"),
+        ([{"id": 3, "function": {"name": "clock", "arguments": "{}"}}], "[0].id"),
+    ],
+)
+def test_malformed_earlier_calls_are_refused(ask, calls, place):
+    messages = [*CHAT["messages"], {"role": "assistant", "content": "", "tool_calls": calls}]
+    [answer] = ask(CHATS, CHAT | {"messages": messages})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == f"messages[1].tool_calls{place}"
 
 
 @pytest.mark.parametrize(
