@@ -4,6 +4,8 @@ Every message names the field that is wrong and says what to do about it. Anythi
 
     PacelineError
     ├── InvalidParameter     a request or configuration field has a value that cannot be used (also a ValueError)
+    │   ├── PromptTooLong    a prompt has more tokens than the model's context
+    │   └── UnknownModel     a request names a model that is not served
     ├── ModelNotFound        no model of this name was found
     ├── UnsupportedModel     an architecture, quantisation or vocabulary Paceline cannot run
     ├── CorruptWeights       a weight file that is truncated, damaged or fails its checksum
@@ -76,11 +78,19 @@ class InvalidParameter(PacelineError, ValueError):
 
     def about(self, field: str) -> "InvalidParameter":
         """The same error with `field` as the name of the field."""
-        return InvalidParameter(field, self.problem, self.remedy)
+        return type(self)(field, self.problem, self.remedy)
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
         """Pickle by the constructor's arguments, so that the error can be sent to another process."""
         return type(self), (self.field, self.problem, self.remedy)
+
+
+class PromptTooLong(InvalidParameter):
+    """A prompt has more tokens than the model's context."""
+
+
+class UnknownModel(InvalidParameter):
+    """A request names a model that is not served."""
 
 
 class ModelNotFound(PacelineError):

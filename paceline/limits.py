@@ -162,7 +162,11 @@ class Drafting:
         }
         for key in value:
             if key not in _DRAFTING:
-                raise InvalidParameter(f"{name}.{_shown(key)}", "is unknown", f"use {', '.join(_DRAFTING)}")
+                raise InvalidParameter(
+                    f"{name}.{key[:64] if isinstance(key, str) else _shown(key)}",
+                    "is unknown",
+                    f"use {', '.join(_DRAFTING)}",
+                )
         return known
 
 

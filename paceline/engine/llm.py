@@ -21,7 +21,7 @@ from paceline.engine.pass_costs import pass_costs, step_seconds
 from paceline.engine.profiles import dtype_of
 from paceline.engine.progress import watched
 from paceline.engine.turnstile import Turnstile
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, PromptTooLong
 from paceline.models.base import PAGE_SIZE, RunsInParts
 from paceline.models.download import BUILTIN_MODELS, weights_path
 from paceline.models.loaded import LoadedModel
@@ -309,8 +309,9 @@ class LLM:
         except UnicodeEncodeError:
             raise InvalidParameter("prompt", "holds half a surrogate pair", "give valid Unicode") from None
         if size > self.max_model_len and size > self.max_model_len * self.tokenizer.longest_token:
-            problem = f"{size} bytes are more than {self.max_model_len} tokens can hold, which is what fits here"
-            raise InvalidParameter("prompt", problem, "shorten it, or take a model with a longer context")
+            longest = f"this model's maximum context length is {self.max_model_len} tokens"
+            problem = f"the prompt is too long: {size} bytes, and {longest}"
+            raise PromptTooLong("prompt", problem, "shorten it, or take a model with a longer context")
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> TokenStream:
         """Stream the tokens of one answer as they are committed, each with its text and provenance.

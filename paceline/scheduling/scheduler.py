@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, PromptTooLong
 from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
 from paceline.scheduling.config import SchedulerConfig
 from paceline.scheduling.pages import PagePool, extend_digests
@@ -94,8 +94,9 @@ class Scheduler:
         if request.request_id in self._requests:
             raise InvalidParameter("request_id", f"{request.request_id!r} is in use", "give every request its own id")
         if request.num_prompt_tokens >= longest:
-            problem = f"the prompt has {request.num_prompt_tokens} tokens, the model's length is {longest}"
-            raise InvalidParameter("prompt_token_ids", problem, f"shorten it to at most {longest - 1} tokens")
+            size = f"{request.num_prompt_tokens} tokens"
+            problem = f"the prompt is too long: {size}, and this model's maximum context length is {longest} tokens"
+            raise PromptTooLong("prompt_token_ids", problem, f"shorten it to at most {longest - 1} tokens")
         request.output_limit = min(request.params.max_tokens, longest - request.num_prompt_tokens)
         if self.pool.pages_for(request.most_slots) > self.pool.num_pages:
             slots = self.pool.num_pages * self.pool.page_size

@@ -12,7 +12,8 @@ from paceline.serving.dialects import SAME, Body, Dialect, Kind, listed, only, s
 class Messages(Dialect):
     """Anthropic's POST /v1/messages."""
 
-    names: ClassVar[Mapping[str, str]] = {"stop": "stop_sequences"}
+    names: ClassVar[Mapping[str, str]] = {"stop": "stop_sequences", "messages": "messages"}
+    """Without the place inside the messages, because chat's are counted otherwise."""
 
     def __init__(self) -> None:
         self._id = f"msg_{uuid.uuid4().hex}"

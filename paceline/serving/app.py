@@ -16,7 +16,7 @@ from paceline.errors import PacelineError
 from paceline.serving.anthropic import Messages
 from paceline.serving.body import read_body
 from paceline.serving.dialects import AnyBody
-from paceline.serving.front import Front
+from paceline.serving.front import Front, as_sent
 from paceline.serving.guard import Guard
 from paceline.serving.job import Backend
 from paceline.serving.operations import model_routes, operation_routes
@@ -99,9 +99,11 @@ def _generation_routes(front: Front) -> list[Route]:
         return await front.translated(request, await read_body(request, AnyBody, most), Messages())
 
     async def count_tokens(request: Request) -> Response:
-        body = Messages().chat_request(await read_body(request, AnyBody, most))
-        jobs, _ = front.prepared(body)
-        return JSONResponse({"input_tokens": len(await front.at_hand().tokenize(jobs[0]))})
+        dialect = Messages()
+        body = dialect.chat_request(await read_body(request, AnyBody, most))
+        with as_sent(dialect.sent_name), as_sent(body.sent_name):
+            jobs, _ = front.prepared(body)
+            return JSONResponse({"input_tokens": len(await front.at_hand().tokenize(jobs[0]))})
 
     async def tokenize(request: Request) -> Response:
         body = await read_body(request, TokenizeRequest, most)

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.disk import cut_off, whole_lines
 from paceline.errors import InvalidParameter
 from paceline.serving.body import parse
-from paceline.serving.front import Front
+from paceline.serving.front import Front, as_sent
 from paceline.serving.protocol import ChatRequest, CompletionRequest
 from paceline.serving.refusals import refusal_of
 
@@ -69,8 +69,9 @@ async def _answer(front: Front, request: dict[str, Any]) -> dict[str, Any]:
     head = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": request["custom_id"]}
     try:
         body = parse(json.dumps(request["body"] | {"stream": False}).encode(), KINDS[request["url"]])
-        jobs, answer = front.prepared(body)
-        status, told = 200, await front.whole(body, jobs, answer)
+        with as_sent(body.sent_name):
+            jobs, answer = front.prepared(body)
+            status, told = 200, await front.whole(body, jobs, answer)
     except Exception as error:
         refusal = refusal_of(error)
         status, told = refusal.status, refusal.body

@@ -78,12 +78,13 @@ class Dialect:
         return self.names.get(_PLACE.split(field, maxsplit=1)[0], field)
 
     def chat_request(self, body: AnyBody) -> ChatRequest:
-        """The request for chat completions. Raises InvalidParameter, which names the field."""
+        """The request for chat completions. Raises InvalidParameter, which names the field as the client does."""
+        asked = self.request(dict(body.model_extra or {}))
         try:
-            return ChatRequest.model_validate(self.request(dict(body.model_extra or {})))
+            return ChatRequest.model_validate(asked)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            field = str(first["loc"][0]) if first["loc"] else "body"
+            field = self.sent_name(str(first["loc"][0])) if first["loc"] else "body"
             raise InvalidParameter(field, first["msg"][:200], "see docs/serving.md") from None
 
     async def events(self, pieces: AsyncIterator[Body], model: str) -> AsyncIterator[Body]:

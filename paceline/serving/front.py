@@ -61,7 +61,7 @@ class Front:
 
     async def generate(self, request: Request, body: CompletionRequest | ChatRequest) -> Response:
         """The answer to either kind of request, whole or streamed."""
-        with _as_sent(body.sent_name):
+        with as_sent(body.sent_name):
             return await self._generate(request, body)
 
     async def _generate(self, request: Request, body: CompletionRequest | ChatRequest) -> Response:
@@ -80,10 +80,9 @@ class Front:
 
     async def translated(self, request: Request, asked: AnyBody, dialect: Dialect) -> Response:
         """The response in another protocol."""
-        with _as_sent(dialect.sent_name):
-            body = dialect.chat_request(asked)
-            with _as_sent(body.sent_name):
-                return await self._translated(request, body, dialect)
+        body = dialect.chat_request(asked)
+        with as_sent(dialect.sent_name), as_sent(body.sent_name):
+            return await self._translated(request, body, dialect)
 
     async def _translated(self, request: Request, body: ChatRequest, dialect: Dialect) -> Response:
         if body.n != 1:
@@ -176,7 +175,7 @@ class Front:
 
 
 @contextmanager
-def _as_sent(sent_name: Callable[[str], str]) -> Iterator[None]:
+def as_sent(sent_name: Callable[[str], str]) -> Iterator[None]:
     """Rename fields in InvalidParameter errors to the client's names by `sent_name`."""
     try:
         yield

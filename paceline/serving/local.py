@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, UnknownModel
 from paceline.serving.job import Chunk, Job
 from paceline.serving.model_spec import ModelSpec
 from paceline.serving.worker import OpenModel, Worker
@@ -78,4 +78,4 @@ class LocalBackend:
 
     def _check(self, model: str) -> None:
         if model not in self._models:
-            raise InvalidParameter("model", f"{model[:100]!r} is unknown", f"use one of {', '.join(self._models)}")
+            raise UnknownModel("model", f"{model[:100]!r} is unknown", f"use one of {', '.join(self._models)}")

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from paceline.errors import InvalidParameter
+from paceline.errors import UnknownModel
 from paceline.serving.front import Front
 from paceline.serving.request_log import RequestLog
 
@@ -25,9 +25,7 @@ def model_routes(front: Front) -> list[Route]:
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in front.backend.models:
-            raise InvalidParameter(
-                "model", f"{name[:100]!r} is unknown", f"use one of {', '.join(front.backend.models)}"
-            )
+            raise UnknownModel("model", f"{name[:100]!r} is unknown", f"use one of {', '.join(front.backend.models)}")
         return JSONResponse(entry(name))
 
     return [Route("/v1/models", models), Route("/v1/models/{name:path}", model)]

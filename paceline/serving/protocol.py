@@ -180,6 +180,8 @@ class CompletionRequest(Request):
 
     def sent_name(self, field: str) -> str:
         """See `Request`."""
+        if field == "prompt_token_ids":
+            return "prompt"
         return "best_of" if field == "n" and self.best_of is not None else super().sent_name(field)
 
     def _best_of(self) -> int:
@@ -243,6 +245,8 @@ class ChatRequest(Request):
 
     def sent_name(self, field: str) -> str:
         """See `Request`."""
+        if field in ("prompt", "prompt_token_ids") and field not in (self.model_extra or {}):
+            return "messages"
         sent_as = {"max_tokens": "max_completion_tokens", "logprobs": "top_logprobs"}.get(field)
         if sent_as is not None and getattr(self, sent_as) is not None:
             return sent_as

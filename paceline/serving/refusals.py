@@ -5,7 +5,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.errors import EngineDead, GroupLost, InvalidParameter, PacelineError, RequestRejected, WorkerDied
+from paceline.errors import (
+    EngineDead,
+    GroupLost,
+    InvalidParameter,
+    PacelineError,
+    PromptTooLong,
+    RequestRejected,
+    UnknownModel,
+    WorkerDied,
+)
+
+_CODES: Mapping[type[InvalidParameter], str] = {
+    UnknownModel: "model_not_found",
+    PromptTooLong: "context_length_exceeded",
+}
+"""OpenAI's codes, by which clients tell errors apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +64,9 @@ def _valid(text: str) -> str:
 def refusal_of(error: Exception) -> Refusal:
     """The response for `error`; errors that are not ours are reported without details."""
     if isinstance(error, InvalidParameter):
-        unknown = error.field == "model"
-        body = error_body(str(error), "invalid_request_error", error.field, "model_not_found" if unknown else None)
-        return Refusal(404 if unknown else 400, body)
+        code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
+        status = 404 if isinstance(error, UnknownModel) else 400
+        return Refusal(status, error_body(str(error), "invalid_request_error", error.field, code))
     if isinstance(error, HttpRefusal):
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(error.status, "invalid_request_error")
         code = "invalid_api_key" if error.status == 401 else None

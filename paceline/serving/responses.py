@@ -13,7 +13,7 @@ class Responses(Dialect):
     """OpenAI's POST /v1/responses, without memory."""
 
     names: ClassVar[Mapping[str, str]] = {
-        "messages": "input", "prompt": "input", "max_completion_tokens": "max_output_tokens",
+        "messages": "input", "max_completion_tokens": "max_output_tokens",
         "max_tokens": "max_output_tokens", "response_format": "text", "structured_outputs": "text",
     }  # fmt: skip
 

@@ -109,6 +109,11 @@ def test_responses_follow_schemas(ask):
         ("responses", RESPONSES | {"input": [{"type": "computer_call"}]}, "input[0]"),
         ("responses", RESPONSES | {"tools": [{"type": "web_search"}]}, "tools"),
         ("responses", RESPONSES | {"temperature": "hot"}, "temperature"),
+        ("responses", RESPONSES | {"prompt": {"id": "p"}}, "prompt"),
+        ("responses", RESPONSES | {"response_format": {"type": "text"}}, "response_format"),
+        ("messages", MESSAGES | {"stop": ["x"]}, "stop"),
+        ("messages/count_tokens", MESSAGES | {"stop_sequences": [3]}, "stop_sequences"),
+        ("chat/completions", TALK | {"prompt": "x"}, "prompt"),
     ],
 )
 def test_what_is_not_served_is_refused(ask, path, body, param):

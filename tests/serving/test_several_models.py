@@ -34,7 +34,7 @@ def test_each_request_names_its_model(make_llm):
     listed, answers, nobody, text = asyncio.run(scene())
     assert {each["id"]: each["max_model_len"] for each in listed} == {"one": 512, "two": 64}
     assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
-    assert nobody.status_code == 404 and nobody.json()["error"]["param"] == "model"
+    assert nobody.status_code == 400 and nobody.json()["error"]["param"] == "model"
     families = [family.name for family in text_string_to_metric_families(text)]
     assert len(families) == len(set(families))
     for name in ("one", "two"):

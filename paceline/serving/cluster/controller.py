@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from paceline.errors import InvalidParameter, RequestRejected
+from paceline.errors import InvalidParameter, RequestRejected, UnknownModel
 from paceline.placement.tokens.lengths import PRIOR_TOKENS, Lengths
 from paceline.serving.cluster.ticket import INFINITE, Slo, Standing, Ticket
 
@@ -236,7 +236,7 @@ class Controller:
 
     def _check(self, request_id: str, model: str, slo: float | None, size: float) -> None:
         if model not in self._slos:
-            raise InvalidParameter("model", f"{model!r} is unknown", f"use one of {', '.join(self._slos)}")
+            raise UnknownModel("model", f"{model!r} is unknown", f"use one of {', '.join(self._slos)}")
         if request_id in self._group_of:
             raise InvalidParameter("request_id", f"{request_id!r} is running already", "use an id of its own")
         if slo is not None and not slo > 0:

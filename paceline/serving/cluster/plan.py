@@ -21,7 +21,7 @@ from typing import Any
 
 from paceline.config import SpeculativeConfig
 from paceline.drafters.registry import check_drafter
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, UnknownModel
 from paceline.placement import Placement
 from paceline.placement.fields import field_of, number_of, only_known, read_mapping, shown, text_of, whole_of
 from paceline.placement.model import NO_SLO
@@ -86,7 +86,7 @@ class ClusterPlan:
             if spec.name == name:
                 return spec
         known = ", ".join(spec.name for spec in self.models)
-        raise InvalidParameter("model", f"{name!r} is unknown", f"use one of {known}")
+        raise UnknownModel("model", f"{name!r} is unknown", f"use one of {known}")
 
     @property
     def held(self) -> tuple[ModelSpec, ...]:
