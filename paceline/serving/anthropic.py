@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from paceline.errors import InvalidParameter
@@ -60,7 +60,7 @@ class Messages(Dialect):
             }  # fmt: skip
         return [{"type": "content_block_start", "index": index, "content_block": block}]
 
-    def more(self, kind: Kind, index: int, delta: str) -> list[Body]:
+    def more(self, kind: Kind, index: int, delta: str, scores: Sequence[Body]) -> list[Body]:
         """See `Dialect`."""
         name = {"thoughts": "thinking", "text": "text", "call": "partial_json"}[kind]
         told = {"type": "input_json_delta" if kind == "call" else f"{name}_delta", name: delta}

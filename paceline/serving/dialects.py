@@ -12,13 +12,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paceline.errors import InvalidParameter
 from paceline.serving.protocol import ChatRequest
+from paceline.serving.thoughts import THOUGHT_END
 
 Body = dict[str, Any]
 _PLACE = re.compile(r"[.\[]")
 """What the place inside a field begins with."""
 SAME = (
     "model", "temperature", "top_p", "top_k", "stream", "seed", "speculative", "prediction", "paceline", "metadata",
-    "user", "store", "tool_choice", "parallel_tool_calls", "service_tier", "timeout", "top_logprobs",
+    "user", "store", "tool_choice", "parallel_tool_calls", "service_tier", "timeout",
     "cache_salt", "priority",
 )  # fmt: skip
 """Fields that all protocols call the same."""
@@ -61,8 +62,8 @@ class Dialect:
         """Events that open part number `index`; `call` is OpenAI's, for one."""
         raise NotImplementedError
 
-    def more(self, kind: Kind, index: int, delta: str) -> list[Body]:
-        """Events of a further piece of the part: of a call, its arguments."""
+    def more(self, kind: Kind, index: int, delta: str, scores: Sequence[Body]) -> list[Body]:
+        """Events of a further piece of the part: of a call, its arguments; of a text, its log-probabilities too."""
         raise NotImplementedError
 
     def close(self, kind: Kind, index: int, whole: str) -> list[Body]:
@@ -107,7 +108,7 @@ class Dialect:
             usage = piece.get("usage") or usage
             for choice in piece.get("choices", ()):
                 last = choice
-                for each in parts.read(choice["delta"]):
+                for each in parts.read(choice["delta"], scores_of(choice)):
                     yield each
         for each in (*parts.close(), *self.end(model, last, usage)):
             yield each
@@ -120,17 +121,28 @@ class _Parts:
         self._dialect = dialect
         self._kind: Kind | None = None
         self._index, self._texts = -1, list[str]()
+        self._scores, self._has_thought = list[Body](), False
 
-    def read(self, delta: Body) -> list[Body]:
-        """Events of what a chunk adds to the message."""
+    def read(self, delta: Body, scores: Sequence[Body]) -> list[Body]:
+        """Events of what a chunk adds to the message, with the log-probabilities of its tokens."""
         events: list[Body] = []
+        self._scores += scores
         for kind, field in _FIELDS:
             if delta.get(field):
                 events += [] if self._kind == kind else self._open(kind)
-                events += self._more(delta[field])
+                events += self._more(delta[field], self._told(kind))
         for call in delta.get("tool_calls", ()):
-            events += [*self._open("call", call), *self._more(call["function"]["arguments"])]
+            events += [*self._open("call", call), *self._more(call["function"]["arguments"], self._told("call"))]
         return events
+
+    def _told(self, kind: Kind) -> Sequence[Body]:
+        """The log-probabilities of the tokens since the last text that belong to a further piece of text."""
+        if kind == "thoughts":
+            self._has_thought = True
+            return ()
+        scores = after_thoughts(self._scores) if self._has_thought else self._scores
+        self._scores, self._has_thought = [], False
+        return scores
 
     def close(self) -> list[Body]:
         """Events that close the part that is open, if one is."""
@@ -146,10 +158,25 @@ class _Parts:
         self._index += 1
         return [*closing, *self._dialect.open(kind, self._index, call)]
 
-    def _more(self, delta: str) -> list[Body]:
+    def _more(self, delta: str, scores: Sequence[Body]) -> list[Body]:
         assert self._kind is not None
         self._texts.append(delta)
-        return self._dialect.more(self._kind, self._index, delta)
+        return self._dialect.more(self._kind, self._index, delta, scores)
+
+
+def scores_of(choice: Body) -> Sequence[Body]:
+    """The log-probabilities of a choice's tokens, as chat tells them."""
+    return (choice.get("logprobs") or {}).get("content") or ()
+
+
+def after_thoughts(scores: Sequence[Body]) -> Sequence[Body]:
+    """Those of the tokens after the tag that ends a thought; all of them where there is no such tag."""
+    text = ""
+    for number, each in enumerate(scores, 1):
+        text = text[-len(THOUGHT_END) :] + each["token"]
+        if THOUGHT_END in text:
+            return scores[number:]
+    return scores
 
 
 def only(body: Body, known: Sequence[str]) -> None:

@@ -6,7 +6,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from paceline.errors import InvalidParameter
-from paceline.serving.dialects import SAME, Body, Dialect, Kind, listed, only, same, tool_of
+from paceline.serving.dialects import (
+    SAME,
+    Body,
+    Dialect,
+    Kind,
+    after_thoughts,
+    listed,
+    only,
+    same,
+    scores_of,
+    tool_of,
+)
+
+_ALSO = ("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "top_logprobs")
+"""Further fields that chat completions call the same."""
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = frozenset(
+    (_LOGPROBS, "reasoning.encrypted_content", "message.input_image.image_url", "computer_call_output.output.image_url",
+     "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
+     "code_interpreter_call.outputs")
+)  # fmt: skip
+"""What may be asked for besides the answer. There is nothing here of which all but the log-probabilities could tell."""
 
 
 class Responses(Dialect):
@@ -22,12 +43,13 @@ class Responses(Dialect):
         self._number = 0
         self._open: Body = {}
         self._output: list[Body] = []
+        self._scores: list[Body] = []
 
     def request(self, body: Body) -> Body:
         """See `Dialect`."""
         if body.get("previous_response_id") is not None:
             raise InvalidParameter("previous_response_id", "nothing is stored here", "send the whole conversation")
-        known = (*SAME, "input", "instructions", "max_output_tokens", "text", "tools", "include", "truncation",
+        known = (*SAME, *_ALSO, "input", "instructions", "max_output_tokens", "text", "tools", "include", "truncation",
                  "previous_response_id", "reasoning", "background")  # fmt: skip
         only(body, known)
         _check_passed_over(body)
@@ -46,6 +68,7 @@ class Responses(Dialect):
             form = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
         more: Body = {"messages": messages, "max_completion_tokens": body.get("max_output_tokens"),
                       "response_format": form or None}  # fmt: skip
+        more |= {key: body[key] for key in _ALSO if key in body} | {"logprobs": _wants_logprobs(body)}
         if body.get("tools"):
             more["tools"] = [tool_of(tool, "parameters") for tool in listed(body, "tools")]
         return same(body) | more
@@ -57,6 +80,8 @@ class Responses(Dialect):
         if message.get("reasoning_content"):
             self._finish(self._new("thoughts", None), message["reasoning_content"])
         if message["content"]:
+            scores = scores_of(choice)
+            self._scores = [*(after_thoughts(scores) if message.get("reasoning_content") else scores)]
             self._finish(self._new("text", None), message["content"])
         for call in message.get("tool_calls") or ():
             self._finish(self._new("call", call), call["function"]["arguments"])
@@ -69,16 +94,18 @@ class Responses(Dialect):
 
     def open(self, kind: Kind, index: int, call: Body | None) -> list[Body]:
         """See `Dialect`."""
-        item = self._open = self._new(kind, call)
+        item, self._scores = self._new(kind, call), []
+        self._open = item
         events = [self._event("response.output_item.added", output_index=index, item=item)]
         if kind != "call":
-            events.append(self._event("response.content_part.added", part=_part(kind, ""), **self._place(index)))
+            events.append(self._event("response.content_part.added", part=_part(kind, "", ()), **self._place(index)))
         return events
 
-    def more(self, kind: Kind, index: int, delta: str) -> list[Body]:
+    def more(self, kind: Kind, index: int, delta: str, scores: Sequence[Body]) -> list[Body]:
         """See `Dialect`."""
         if kind == "text":
-            return [self._event("response.output_text.delta", delta=delta, logprobs=[], **self._place(index))]
+            self._scores += scores
+            return [self._event("response.output_text.delta", delta=delta, logprobs=[*scores], **self._place(index))]
         if kind == "thoughts":
             return [self._event("response.reasoning_text.delta", delta=delta, **self._place(index))]
         place = {"item_id": self._open["id"], "output_index": index}
@@ -91,10 +118,11 @@ class Responses(Dialect):
             named = {"item_id": self._open["id"], "output_index": index, "name": self._open["name"]}
             events = [self._event("response.function_call_arguments.done", arguments=whole, **named)]
         else:
-            done = {"text": whole, "logprobs": []} if kind == "text" else {"text": whole}
+            done = {"text": whole, "logprobs": self._scores} if kind == "text" else {"text": whole}
             name = "output_text" if kind == "text" else "reasoning_text"
+            part = _part(kind, whole, self._scores)
             events = [self._event(f"response.{name}.done", **done, **place),
-                      self._event("response.content_part.done", part=_part(kind, whole), **place)]  # fmt: skip
+                      self._event("response.content_part.done", part=part, **place)]  # fmt: skip
         item = self._finish(self._open, whole)
         return [*events, self._event("response.output_item.done", output_index=index, item=item)]
 
@@ -131,7 +159,11 @@ class Responses(Dialect):
     def _finish(self, item: Body, text: str) -> Body:
         """The item with its text; it joins the answer."""
         kinds: dict[str, Kind] = {"message": "text", "reasoning": "thoughts"}
-        told = {"content": [_part(kinds[item["type"]], text)]} if item["type"] in kinds else {"arguments": text}
+        told = (
+            {"content": [_part(kinds[item["type"]], text, self._scores)]}
+            if item["type"] in kinds
+            else {"arguments": text}
+        )
         self._output.append(item | told | {"status": "completed"})
         return self._output[-1]
 
@@ -177,13 +209,24 @@ def _check_passed_over(body: Body) -> None:
         raise InvalidParameter("background", "nothing is stored here", "leave it out, and wait for the answer")
     if body.get("truncation") not in (None, "disabled"):
         raise InvalidParameter("truncation", "a conversation is not cut here", "send 'disabled', and what fits")
-    if not isinstance(body.get("include") or [], list):
-        raise InvalidParameter("include", "is no list", "send a list, or leave it out")
     if not isinstance(body.get("reasoning") or {}, Mapping):
         raise InvalidParameter("reasoning", "is no object", "send e.g. {'effort': 'low'}, or leave it out")
 
 
-def _part(kind: Kind, text: str) -> Body:
+def _wants_logprobs(body: Body) -> bool:
+    """Whether log-probabilities are to be included. Raises InvalidParameter for what cannot be."""
+    included = body.get("include") or []
+    if not isinstance(included, list):
+        raise InvalidParameter("include", "is no list", "send a list, or leave it out")
+    for each in included:
+        if not isinstance(each, str) or each not in _INCLUDED:
+            raise InvalidParameter("include", f"{str(each)[:60]!r} is unknown", f"use {_LOGPROBS!r}, or leave it out")
+    if body.get("top_logprobs") and _LOGPROBS not in included:
+        raise InvalidParameter("top_logprobs", "is given without log-probabilities", f"include {_LOGPROBS!r}")
+    return _LOGPROBS in included
+
+
+def _part(kind: Kind, text: str, scores: Sequence[Body]) -> Body:
     if kind == "thoughts":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": [*scores]}

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from paceline.serving.dialects import _Parts, after_thoughts
+from paceline.serving.responses import Responses
 from tests.serving.conftest import MODEL
 
 CHAT = {"model": MODEL, "temperature": 0, "max_tokens": 10, "ignore_eos": False}
@@ -66,6 +68,41 @@ def test_responses(ask):
     texts = [each["delta"] for each in told if each["type"] == "response.output_text.delta"]
     assert "".join(texts) == answer["output"][0]["content"][0]["text"]
     assert told[-1]["response"]["usage"]["total_tokens"] == answer["usage"]["total_tokens"] > 10
+
+
+def test_responses_tell_log_probabilities_as_chat_does(ask):
+    wanted = {"include": ["message.output_text.logprobs", "reasoning.encrypted_content"], "top_logprobs": 2}
+    [chat] = ask("/v1/chat/completions", TALK | {"logprobs": True, "top_logprobs": 2})
+    scores = chat.json()["choices"][0]["logprobs"]["content"]
+    whole, stream, none = ask(
+        "/v1/responses", RESPONSES | wanted, RESPONSES | wanted | {"stream": True}, RESPONSES | {"top_logprobs": 0}
+    )
+    [part] = whole.json()["output"][0]["content"]
+    assert part["logprobs"] == scores and len(scores[0]["top_logprobs"]) == 2
+    told = streamed(stream)
+    deltas = [score for each in told if each["type"] == "response.output_text.delta" for score in each["logprobs"]]
+    [done] = [each["logprobs"] for each in told if each["type"] == "response.output_text.done"]
+    assert deltas == done == told[-1]["response"]["output"][0]["content"][0]["logprobs"] == scores
+    assert none.json()["output"][0]["content"][0]["logprobs"] == []
+
+
+def test_log_probabilities_of_thoughts_are_not_those_of_the_text():
+    tokens = ["<think>", "a", "</", "think>", "\n", "b", "</think>"]
+    scores = [{"token": token, "logprob": -1.0} for token in tokens]
+    assert [each["token"] for each in after_thoughts(scores)] == ["\n", "b", "</think>"]
+    assert after_thoughts(scores[:2]) == scores[:2]
+    parts, told = _Parts(Responses()), []
+    for delta, count in (({"reasoning_content": "a"}, 3), ({"content": "b"}, 3), ({"content": "</think>"}, 1)):
+        told += parts.read(delta, scores[:count])
+        scores = scores[count:]
+    texts = [each for each in told if each["type"] == "response.output_text.delta"]
+    assert [[score["token"] for score in each["logprobs"]] for each in texts] == [["\n", "b"], ["</think>"]]
+
+
+def test_responses_pass_over_what_chat_passes_over(ask):
+    more = {"prompt_cache_key": "a", "prompt_cache_retention": "24h", "safety_identifier": "b"}
+    plain, passed = ask("/v1/responses", RESPONSES, RESPONSES | more)
+    assert passed.json()["output"][0]["content"] == plain.json()["output"][0]["content"]
 
 
 def test_tools_in_both(ask):
@@ -134,6 +171,11 @@ def test_what_is_not_served_is_refused(ask, path, body, param):
     ("/v1/responses", RESPONSES | {"background": True}, "background"),
     ("/v1/responses", RESPONSES | {"truncation": "auto"}, "truncation"),
     ("/v1/responses", RESPONSES | {"include": "all"}, "include"),
+    ("/v1/responses", RESPONSES | {"include": ["zzz"]}, "include"),
+    ("/v1/responses", RESPONSES | {"include": [{}]}, "include"),
+    ("/v1/responses", RESPONSES | {"top_logprobs": 2}, "top_logprobs"),
+    ("/v1/responses", RESPONSES | {"top_logprobs": 99, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
+    ("/v1/messages", MESSAGES | {"top_logprobs": 2}, "top_logprobs"),
     ("/v1/responses", RESPONSES | {"reasoning": 3}, "reasoning"),
     ("/v1/chat/completions", TALK | {"max_completion_tokens": 0}, "max_completion_tokens"),
     ("/v1/chat/completions", TALK | {"logprobs": True, "top_logprobs": 99}, "top_logprobs"),
