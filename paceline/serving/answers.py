@@ -254,8 +254,9 @@ class Answer:
         return delta | ({"tool_calls": told} if told else {})
 
     def _reason(self, number: int, chunk: Chunk) -> str | None:
-        """The finish reason of a choice; ``tool_calls`` where it ended with tool calls."""
-        called = number in self._readers and bool(self._readers[number].calls)
+        """The finish reason of a choice; ``tool_calls`` where it ended with tool calls that are whole."""
+        reader = self._readers.get(number)
+        called = reader is not None and bool(reader.calls) and not reader.is_cut
         return "tool_calls" if called and chunk.finish_reason == "stop" else chunk.finish_reason
 
     def _echoed(self, number: int) -> str:

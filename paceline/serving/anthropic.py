@@ -32,7 +32,12 @@ class Messages(Dialect):
         more: Body = {"messages": messages, "max_tokens": body.get("max_tokens"), "stop": body.get("stop_sequences")}
         if body.get("tools"):
             more["tools"] = [tool_of(tool, "input_schema") for tool in listed(body, "tools")]
-        return same(body) | more | {"tool_choice": self._choice(body.get("tool_choice"))}
+        choice = body.get("tool_choice")
+        if isinstance(choice, Mapping) and choice.get("disable_parallel_tool_use") is not None:
+            if not isinstance(choice["disable_parallel_tool_use"], bool):
+                raise InvalidParameter("tool_choice", "disable_parallel_tool_use is no boolean", "send true or false")
+            more["parallel_tool_calls"] = not choice["disable_parallel_tool_use"]
+        return same(body) | more | {"tool_choice": self._choice(choice)}
 
     def answer(self, chat: Body) -> Body:
         """See `Dialect`."""

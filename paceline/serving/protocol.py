@@ -212,10 +212,11 @@ class ChatRequest(Request):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     tools: list[dict[str, Any]] = Field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
 
     def choice_of_tools(self) -> ToolChoice:
         """The tools on offer. Raises InvalidParameter for what cannot be called."""
-        return ToolChoice(self.tools, self.tool_choice)
+        return ToolChoice(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def jobs(self, request_id: str) -> list[Job]:
         """The job this asks for, as a list of one.

@@ -6,6 +6,7 @@ list). One that is demanded is the JSON alone, and a grammar sees to it that it 
 """
 
 import json
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from paceline.errors import InvalidParameter
 from paceline.serving.call_schema import calls_schema
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_BEGUN = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*(?:,\s*"arguments"\s*:\s*(.*))?', re.DOTALL)
+"""A call that was cut off after its name: the name, and as much of its arguments as there is."""
 _MOST_TOOLS = 128
 _EXPLAINED = """You may call these functions:
 {tools}
@@ -26,18 +29,20 @@ class ToolChoice:
     Args:
         tools: OpenAI's list.
         choice: ``none``, ``auto``, ``required``, or the function that must be called.
+        is_parallel: an answer may hold several calls; else only the first one is told.
 
     Raises:
         InvalidParameter: a tool without a name or with parameters that are no schema, or a choice that is none of them.
     """
 
-    def __init__(self, tools: Sequence[Any], choice: Any = None) -> None:
+    def __init__(self, tools: Sequence[Any], choice: Any = None, is_parallel: bool = True) -> None:
         if len(tools) > _MOST_TOOLS:
             raise InvalidParameter("tools", f"{len(tools)} tools", f"send at most {_MOST_TOOLS}")
         self.tools = [_checked(i, tool) for i, tool in enumerate(tools)]
         known = [tool["function"]["name"] for tool in self.tools]
         self.demanded = self._demanded(choice, known)
         self.is_active = bool(self.tools) and choice != "none"
+        self._is_parallel = is_parallel
 
     @staticmethod
     def _demanded(choice: Any, known: list[str]) -> list[str]:
@@ -74,7 +79,8 @@ class ToolChoice:
 
     def reader(self, tagged: bool = True) -> "CallReader":
         """Reads one answer; see `CallReader`."""
-        return CallReader([tool["function"]["name"] for tool in self.tools], bool(self.demanded), tagged)
+        names = [tool["function"]["name"] for tool in self.tools]
+        return CallReader(names, bool(self.demanded), tagged, self._is_parallel)
 
 
 class CallReader:
@@ -84,10 +90,16 @@ class CallReader:
         names: of the tools.
         is_call: the whole answer is one call.
         tagged: calls stand between tags; without them they are the whole answer.
+        is_parallel: all calls are told; else those after the first are left out.
+
+    Attributes:
+        calls: OpenAI's, those told so far.
+        is_cut: the last of them ended before its arguments were whole.
     """
 
-    def __init__(self, names: Sequence[str], is_call: bool, tagged: bool = True) -> None:
+    def __init__(self, names: Sequence[str], is_call: bool, tagged: bool = True, is_parallel: bool = True) -> None:
         self._names, self._is_call, self._tagged = frozenset(names), is_call, tagged
+        self._is_parallel, self.is_cut = is_parallel, False
         self._held, self._is_text = "", False
         self.calls: list[dict[str, Any]] = []
 
@@ -126,10 +138,12 @@ class CallReader:
 
     def _taken(self, inside: str, instead: str | None = None) -> str:
         """Nothing where `inside` is a call, which is noted; else the text to show instead."""
-        found = _calls_in(inside)
+        whole = _calls_in(inside)
+        found = whole or (_begun_call(inside) if self._is_call else [])
         if not found or not self._names.issuperset(name for name, _ in found):
             return f"{_OPEN}{inside}{_CLOSE}" if instead is None else instead
-        for name, arguments in found:
+        self.is_cut = not whole
+        for name, arguments in found if self._is_parallel else found[: 1 - len(self.calls)]:
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
             function = {"name": name, "arguments": text}
             self.calls.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
@@ -146,6 +160,15 @@ def _calls_in(inside: str) -> list[tuple[str, Any]]:
     if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
         return []
     return [(call["name"], call.get("arguments", call.get("parameters", {}))) for call in calls]
+
+
+def _begun_call(inside: str) -> list[tuple[str, str]]:
+    """(name, what there is of the arguments) of a call that was cut off; empty where its name is not whole."""
+    begun = _BEGUN.match(inside)
+    try:
+        return [] if begun is None else [(json.loads(begun[1]), begun[2] or "")]
+    except ValueError:
+        return []
 
 
 def readable_calls(message: dict[str, Any], where: str) -> dict[str, Any]:

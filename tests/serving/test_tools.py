@@ -5,6 +5,8 @@ import json
 import pytest
 
 from paceline.errors import InvalidParameter
+from paceline.serving.anthropic import Messages
+from paceline.serving.protocol import ChatRequest
 from paceline.serving.tools import CallReader, ToolChoice, readable_calls
 from tests.serving.conftest import MODEL, events
 
@@ -100,6 +102,74 @@ def test_calls_without_tags_are_the_whole_answer(text, shown, names, size):
     more, fresh = reader.push("", ended=True)
     assert seen + more == shown
     assert [call["function"]["name"] for call in calls + fresh] == names
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("text", "tagged", "shown"),
+    [
+        (f"{CALL}{CALL} done", True, " done"),
+        ('[{"name": "clock", "arguments": {"zone": "UTC"}}, {"name": "weather", "arguments": {}}]', False, ""),
+        ('<tool_call>[{"name": "clock", "arguments": {"zone": "UTC"}}, {"name": "clock"}]</tool_call>', True, ""),
+    ],
+)
+def test_without_parallel_calls_only_the_first_is_told(text, tagged, shown, size):
+    reader = CallReader(["clock", "weather"], False, tagged, is_parallel=False)
+    seen = "".join(reader.push(text[start : start + size])[0] for start in range(0, len(text), size))
+    assert seen + reader.push("", ended=True)[0] == shown
+    assert called({"tool_calls": reader.calls}) == [("clock", {"zone": "UTC"})]
+
+
+def test_the_wish_for_single_calls_reaches_the_reader(ask):
+    one = ChatRequest(**CHAT, parallel_tool_calls=False).choice_of_tools().reader()
+    both = ChatRequest(**CHAT).choice_of_tools().reader()
+    asked = Messages().request({"messages": CHAT["messages"], "max_tokens": 9, "tool_choice": {
+        "type": "auto", "disable_parallel_tool_use": True}})  # fmt: skip
+    assert asked["parallel_tool_calls"] is False
+    assert [(each.push(CALL + CALL, ended=True), len(each.calls))[1] for each in (one, both)] == [1, 2]
+    wrong = {"type": "auto", "disable_parallel_tool_use": 3}
+    answers = [*ask(CHATS, CHAT | {"parallel_tool_calls": "perhaps"}),
+               *ask("/v1/messages", {"messages": CHAT["messages"], "max_tokens": 9, "tool_choice": wrong})]  # fmt: skip
+    assert [answer.json()["error"]["param"] for answer in answers] == ["parallel_tool_calls", "tool_choice"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "arguments"),
+    [
+        ('{"name": "clock", "arguments": {"zone": "U', "clock", '{"zone": "U'),
+        ('{"name":"clock","arguments":{"zone": "UTC"}', "clock", '{"zone": "UTC"}'),
+        ('{"name": "clock", "arg', "clock", ""),
+        ('{"name": "clock"', "clock", ""),
+        ('{"name": "clo', None, None),
+        ('{"name": "other", "arguments": {', None, None),
+        ("", None, None),
+    ],
+)
+def test_a_demanded_call_that_is_cut_off_is_told_as_far_as_it_goes(text, name, arguments):
+    reader = CallReader(["clock", "weather"], True)
+    shown, calls = reader.push(text, ended=True)
+    if name is None:
+        assert (shown, calls, reader.is_cut) == (text, [], False)
+    else:
+        assert [call["function"] for call in calls] == [{"name": name, "arguments": arguments}]
+        assert shown == "" and reader.is_cut
+
+
+def test_a_demanded_call_that_is_cut_off_ends_by_its_length(ask):
+    pytest.importorskip("llguidance")
+    body = CHAT | {"tool_choice": {"type": "function", "function": {"name": "weather"}}, "max_tokens": 40}
+    whole, streamed = ask(CHATS, body, body | {"stream": True})
+    choice = whole.json()["choices"][0]
+    [call] = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", None)
+    assert call["function"]["name"] == "weather" and '{"city": "Oslo"}'.startswith(call["function"]["arguments"])
+    last = events(streamed)[-1]["choices"][0]
+    assert last["finish_reason"] == "length"
+    assert last["delta"]["tool_calls"][0]["function"] == call["function"]
+    theirs = {"model": MODEL, "messages": CHAT["messages"], "temperature": 0, "max_tokens": 40, "tool_choice": {
+        "type": "any"}, "tools": [{"name": "weather", "input_schema": TOOLS[0]["function"]["parameters"]}]}  # fmt: skip
+    [answer] = ask("/v1/messages", theirs)
+    assert answer.json()["stop_reason"] == "max_tokens" and answer.json()["content"][0]["name"] == "weather"
 
 
 def test_a_list_of_calls_between_tags():
