@@ -90,9 +90,11 @@ class AsyncLLM:
         """Token ids of a conversation rendered by the chat template, including the generation prompt."""
         return self._llm.chat_prompt(messages)
 
-    async def chat_tokens(self, messages: Sequence[Any], template: Mapping[str, Any] | None = None) -> list[int]:
-        """`chat_prompt` on a worker thread; `template` holds further variables of the chat template."""
-        return await self._aside(self._llm.chat_prompt, messages, template)
+    async def chat_tokens(
+        self, messages: Sequence[Any], template: Mapping[str, Any] | None = None, **ending: bool
+    ) -> list[int]:
+        """`LLM.chat_prompt`, with its arguments, on a worker thread."""
+        return await self._aside(partial(self._llm.chat_prompt, **ending), messages, template)
 
     async def tokens(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt; long ones are tokenised on a worker thread. Raises as `LLM.token_ids_of`."""

@@ -2,6 +2,7 @@
 
 import itertools
 import reprlib
+import uuid
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -253,11 +254,17 @@ class LLM:
         how: dict[str, Any] = {"priority": priority, "timeout": timeout, "cache_salt": cache_salt, "progress": progress}
         return self.generate(prompts, sampling_params, **how)
 
-    def chat_prompt(self, messages: Sequence[Message], template: Mapping[str, Any] | None = None) -> list[int]:
-        """Token ids of a conversation rendered by the chat template, including the generation prompt.
+    def chat_prompt(
+        self, messages: Sequence[Message], template: Mapping[str, Any] | None = None, *,
+        add_generation_prompt: bool = True, continue_final_message: bool = False,
+    ) -> list[int]:  # fmt: skip
+        """Token ids of a conversation rendered by the chat template.
 
         Args:
             template: further variables of the template besides the messages, e.g. ``tools``.
+            add_generation_prompt: end with the opening of the assistant's turn.
+            continue_final_message: end inside the final message, right after its text, so that the answer goes on
+                from there.
 
         Raises:
             InvalidParameter: the model has no template, or the messages do not fit it or the context.
@@ -266,7 +273,14 @@ class LLM:
         self._check_size("".join(content for content in contents if isinstance(content, str)))
         if not self._config.parse_special_tokens:
             messages = self.tokenizer.masked(messages)
-        text = self.tokenizer.apply_chat_template(messages, variables=template)
+        mark = uuid.uuid4().hex if continue_final_message else ""
+        marked = _with_end(messages, mark) if mark else messages
+        text = self.tokenizer.apply_chat_template(marked, add_generation_prompt and not mark, variables=template)
+        if mark and mark not in text:
+            problem = "the model's chat template does not write the text of the final message"
+            raise InvalidParameter("continue_final_message", problem, "leave it out")
+        if mark:
+            text = text.rpartition(mark)[0]
         return self._encode(text, add_special_tokens=False, masked=True)
 
     def prepared(self, params: SamplingParams) -> SamplingParams:
@@ -424,6 +438,14 @@ def _at(number: int, count: int) -> Generator[None, None, None]:
         if count == 1:
             raise
         raise InvalidParameter(error.field, f"in prompts[{number}], {error.problem}", error.remedy) from None
+
+
+def _with_end(messages: Sequence[Message], mark: str) -> Sequence[Message]:
+    """`messages` with `mark` at the end of the last one's text; malformed ones stay, for the template to refuse."""
+    last = messages[-1] if messages else None
+    if not isinstance(last, Mapping) or not isinstance(last.get("content"), str):
+        return messages
+    return [*messages[:-1], {**last, "content": f"{last['content']}{mark}"}]
 
 
 def _per_prompt(field: str, value: Any, kind: type, count: int) -> list[Any]:

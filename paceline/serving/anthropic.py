@@ -12,7 +12,8 @@ from paceline.serving.dialects import SAME, Body, Dialect, Kind, listed, only, s
 class Messages(Dialect):
     """Anthropic's POST /v1/messages."""
 
-    names: ClassVar[Mapping[str, str]] = {"stop": "stop_sequences", "messages": "messages"}
+    names: ClassVar[Mapping[str, str]] = {"stop": "stop_sequences", "messages": "messages",
+                                            "continue_final_message": "messages"}  # fmt: skip
     """Without the place inside the messages, because chat's are counted otherwise."""
 
     def __init__(self) -> None:
@@ -29,7 +30,15 @@ class Messages(Dialect):
             messages.append({"role": "system", "content": _plain(body["system"], "system")})
         for number, message in enumerate(listed(body, "messages")):
             messages += self._turn(message, f"messages[{number}]")
-        more: Body = {"messages": messages, "max_tokens": body.get("max_tokens"), "stop": body.get("stop_sequences")}
+        begun = bool(messages) and messages[-1]["role"] == "assistant"  # a prefill, which the answer goes on from
+        if begun and messages[-1].get("tool_calls"):
+            raise InvalidParameter("messages", "end with a tool_use", "send its tool_result too")
+        more: Body = {
+            "messages": messages,
+            "continue_final_message": begun,
+            "max_tokens": body.get("max_tokens"),
+            "stop": body.get("stop_sequences"),
+        }
         if body.get("tools"):
             more["tools"] = [tool_of(tool, "input_schema") for tool in listed(body, "tools")]
         choice = body.get("tool_choice")

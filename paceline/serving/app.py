@@ -107,9 +107,14 @@ def _generation_routes(front: Front) -> list[Route]:
 
     async def tokenize(request: Request) -> Response:
         body = await read_body(request, TokenizeRequest, most)
+        text, asked = front.at_hand(), body.request()
+        if isinstance(asked, ChatRequest):
+            with as_sent(asked.sent_name):
+                jobs, _ = await front.prepared_aside(request, asked)
+                tokens = await text.tokenize(jobs[0])
+        else:
+            tokens = await text.tokenize(replace(asked, model=front.served_name(body.model)))
         model = front.served_name(body.model)
-        text = front.at_hand()
-        tokens = await text.tokenize(replace(body.job(), model=model))
         told = asyncio.to_thread(body.answer, tokens, text.describe(model).get("max_model_len"))
         return JSONResponse(await told)
 

@@ -41,6 +41,11 @@ class Extras(BaseModel):
     stats: bool = False
 
 
+def without_nulls(data: Any) -> Any:
+    """A request without the fields that are null, which are as good as left out."""
+    return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
 def check_extra(extra: Mapping[str, Any]) -> None:
     """Raise InvalidParameter for a field with a meaning that is not served."""
     for key, value in extra.items():

@@ -65,7 +65,7 @@ class Front:
             return await self._generate(request, body)
 
     async def _generate(self, request: Request, body: CompletionRequest | ChatRequest) -> Response:
-        jobs, answer = await self._prepared(request, body)
+        jobs, answer = await self.prepared_aside(request, body)
         request.scope.setdefault("state", {})["noted"] = {"model": body.model, "stream": body.stream}
         if body.stream and not body.echo:
             told, stack = await self._bodies(request, body, jobs, answer)
@@ -88,7 +88,7 @@ class Front:
         if body.n != 1:
             raise InvalidParameter("n", "is not part of this protocol", "leave it out")
         body.stream_options.continuous_usage_stats = True
-        jobs, answer = await self._prepared(request, body)
+        jobs, answer = await self.prepared_aside(request, body)
         request.scope.setdefault("state", {})["noted"] = {"model": body.model, "stream": body.stream}
         if not body.stream:
             whole = await unless_gone(request, self.whole(body, jobs, answer))
@@ -114,7 +114,7 @@ class Front:
             jobs = [single for job in jobs for single in split_samples(job)]
         return jobs, answer
 
-    async def _prepared(self, request: Request, body: CompletionRequest | ChatRequest) -> tuple[list[Job], Answer]:
+    async def prepared_aside(self, request: Request, body: CompletionRequest | ChatRequest) -> tuple[list[Job], Answer]:
         """`prepared`, on a thread for large requests."""
         if is_long(request):
             return await asyncio.to_thread(self.prepared, body, _caller(request))

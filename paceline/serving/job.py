@@ -20,6 +20,7 @@ class Job:
         prompt: text or token ids; None when `messages` are given.
         messages: a conversation; the backend applies the model's chat template.
         template: further variables of the chat template, e.g. ``tools``.
+        add_generation_prompt, continue_final_message: how the prompt of `messages` ends; see `LLM.chat_prompt`.
         stream: whether the answer is wanted token by token.
         slo: latency objective in seconds from arrival to answer; None takes the model's own.
         priority: smaller values run earlier.
@@ -39,6 +40,8 @@ class Job:
     stream: bool = False
     slo: float | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     priority: int = 0
     timeout: float | None = None
     add_special_tokens: bool = True

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.errors import InvalidParameter
-from paceline.serving.fields import Extras, StreamOptions, check_extra, predicted, response_grammar
+from paceline.serving.fields import Extras, StreamOptions, check_extra, predicted, response_grammar, without_nulls
 from paceline.serving.job import NO_LIMIT, Job
 from paceline.serving.message import Message, check_text
 from paceline.serving.tools import ToolChoice, readable_calls
@@ -79,11 +79,9 @@ class Request(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _nulls_are_defaults(cls, data: Any) -> Any:
-        """A field that is null is as good as left out; so is one that changes nothing."""
-        if not isinstance(data, dict):
-            return data
-        kept = {key: value for key, value in data.items() if value is not None}
-        if kept.get("top_k") == -1:  # vLLM's way to switch it off
+        """A field that is null is as good as left out."""
+        kept = without_nulls(data)
+        if isinstance(kept, dict) and kept.get("top_k") == -1:  # vLLM's way to switch it off
             kept["top_k"] = 0
         return kept
 
@@ -210,6 +208,8 @@ class ChatRequest(Request):
     logprobs: bool = False
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     tools: list[dict[str, Any]] = Field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
@@ -236,13 +236,29 @@ class ChatRequest(Request):
         messages = [readable_calls(each, f"messages[{number}]") for number, each in enumerate(messages)]
         for number, message in enumerate(messages):
             check_text(f"messages[{number}]", message["content"])
+        self._check_template(messages[-1])
         tools, template = self.choice_of_tools(), dict(self.chat_template_kwargs)
         if tools.is_active:
             template["tools"] = tools.tools
         if tools.grammar is not None:
             more["structured_outputs"] = tools.grammar
         params = self.params(NO_LIMIT, **more)
-        return [self._job(request_id, params, messages=messages, template=template)]
+        ending = {"add_generation_prompt": self.add_generation_prompt and not self.continue_final_message,
+                  "continue_final_message": self.continue_final_message}  # fmt: skip
+        return [self._job(request_id, params, messages=messages, template=template, **ending)]
+
+    def _check_template(self, last: Mapping[str, Any]) -> None:
+        """Raise InvalidParameter for wishes about the chat template that contradict each other."""
+        for name in ("messages", "tools", "add_generation_prompt", "continue_final_message"):
+            if name in self.chat_template_kwargs:
+                raise InvalidParameter("chat_template_kwargs", f"holds {name!r}", "send it as a field of the request")
+        if not self.continue_final_message:
+            return
+        if last["role"] != "assistant" or last.get("tool_calls"):
+            problem = "the final message is no text of the assistant's"
+            raise InvalidParameter("continue_final_message", problem, "end with one, or leave it out")
+        if self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
+            raise InvalidParameter("continue_final_message", "is given with add_generation_prompt", "set one of them")
 
     def sent_name(self, field: str) -> str:
         """See `Request`."""

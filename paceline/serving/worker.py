@@ -146,7 +146,10 @@ class Worker:
     async def _token_ids(self, job: Job) -> list[int]:
         llm = self._llms[job.model]
         if job.messages:
-            return await llm.chat_tokens(job.messages, job.template)
+            return await llm.chat_tokens(
+                job.messages, job.template, add_generation_prompt=job.add_generation_prompt,
+                continue_final_message=job.continue_final_message,
+            )  # fmt: skip
         assert job.prompt is not None
         return await llm.tokens(job.prompt, job.add_special_tokens)
 

@@ -39,7 +39,11 @@ class ChatTokenizer(ByteTokenizer):
         offered = (variables or {}).get("tools")
         offered = offered if isinstance(offered, list) else []
         tools = "".join(f"tool {tool['function']['name']}\n" for tool in offered)
-        return tools + "".join(f"{each['role']}: {each['content']}\n" for each in messages) + "assistant: "
+        return (
+            tools
+            + "".join(f"{each['role']}: {each['content']}\n" for each in messages)
+            + ("assistant: " if add_generation_prompt else "")
+        )
 
 
 @pytest.fixture(scope="package")
