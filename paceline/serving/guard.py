@@ -21,6 +21,10 @@ _LEAVE = {
     "Access-Control-Allow-Methods": "GET, POST",
     "Access-Control-Max-Age": "600",
 }
+_SHOWN = b"X-Request-Id, Retry-After"
+"""Headers of an answer that a page may read besides the usual ones."""
+_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,4000}")
+"""Names of headers, as a preflight request lists them."""
 _PORT = re.compile(r":\d{1,5}$")
 
 
@@ -46,7 +50,7 @@ class Guard:
         origin = headers.get("origin", "")
         send = self._allowing(origin, send)
         if scope["method"] == "OPTIONS" and origin in self._origins:
-            await Response(status_code=204, headers=_LEAVE)(scope, receive, send)
+            await Response(status_code=204, headers=_leave(headers))(scope, receive, send)
             return
         try:
             self._check(scope["path"], headers)
@@ -78,11 +82,18 @@ class Guard:
 
         async def with_origin(message: Any) -> None:
             if message["type"] == "http.response.start":
-                more = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin")]
+                more = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin"),
+                        (b"access-control-expose-headers", _SHOWN)]  # fmt: skip
                 message = message | {"headers": [*message.get("headers", []), *more]}
             await send(message)
 
         return with_origin
+
+
+def _leave(headers: dict[str, str]) -> dict[str, str]:
+    """The answer to a preflight request: clients send headers of their own, so all that are asked for may be sent."""
+    asked = headers.get("access-control-request-headers", "")
+    return _LEAVE | ({"Access-Control-Allow-Headers": asked} if _NAMES.fullmatch(asked) else {})
 
 
 def _key(headers: dict[str, str]) -> str:

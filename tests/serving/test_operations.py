@@ -104,6 +104,23 @@ def test_only_known_hosts_and_origins_are_answered(serving):
             assert own.headers["access-control-allow-origin"] == "https://ours.example"
             other = await client.get("/version", headers={"host": "localhost", "origin": "https://evil.example"})
             assert "access-control-allow-origin" not in other.headers
+            assert own.headers["access-control-expose-headers"] == "X-Request-Id, Retry-After"
+            asked = "authorization,content-type,x-stainless-lang,anthropic-version"
+            preflight = {"origin": "https://ours.example", "access-control-request-method": "POST"}
+            for wanted, granted in (
+                (asked, asked),
+                ("a\u00e9", "authorization, content-type, x-api-key"),
+                (None, None),
+            ):
+                wish = preflight | (
+                    {} if wanted is None else {"access-control-request-headers": wanted.encode("latin-1")}
+                )
+                leave = await client.options("/v1/chat/completions", headers=wish)
+                assert leave.status_code == 204
+                assert granted is None or leave.headers["access-control-allow-headers"] == granted
+            foreign = preflight | {"origin": "https://other.example", "access-control-request-headers": asked}
+            leave = await client.options("/v1/chat/completions", headers=foreign)
+            assert leave.status_code != 204 and "access-control-allow-headers" not in leave.headers
 
     asyncio.run(scene())
 
