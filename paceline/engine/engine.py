@@ -213,7 +213,10 @@ class Engine:
     ) -> None:  # fmt: skip
         vocab_size, remedy = self._model.config.vocab_size, "tokenise it with this model's own tokenizer"
         predicted = () if isinstance(params.prediction, str) else params.prediction
-        for name, token_ids in (("prompt_token_ids", prompt_token_ids), ("prediction", predicted)):
+        given = {
+            "prompt_token_ids": prompt_token_ids, "prediction": predicted, "stop_token_ids": params.stop_token_ids,
+        }  # fmt: skip
+        for name, token_ids in given.items():
             unknown = next((i for i in token_ids if not 0 <= i < vocab_size), None)
             if unknown is not None:
                 raise InvalidParameter(name, f"{unknown} is outside the vocabulary of {vocab_size}", remedy)

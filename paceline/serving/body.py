@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from paceline.errors import InvalidParameter
+from paceline.serving.fields import wrong_field
 from paceline.serving.refusals import HttpRefusal
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -55,10 +56,7 @@ def parse(data: bytes, kind: type[_Model]) -> _Model:
     try:
         return kind.model_validate(found)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = str(first["loc"][0]) if first["loc"] else "body"
-        where = ".".join(map(str, first["loc"]))[:120]
-        raise InvalidParameter(field, f"{where}: {first['msg'][:200]}", "see docs/serving.md") from None
+        raise wrong_field(error) from None
 
 
 def is_long(request: Request) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paceline.errors import InvalidParameter
+from paceline.serving.fields import wrong_field
 from paceline.serving.protocol import ChatRequest
 from paceline.serving.thoughts import THOUGHT_END
 
@@ -84,9 +85,8 @@ class Dialect:
         try:
             return ChatRequest.model_validate(asked)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            field = self.sent_name(str(first["loc"][0])) if first["loc"] else "body"
-            raise InvalidParameter(field, first["msg"][:200], "see docs/serving.md") from None
+            wrong = wrong_field(error)
+            raise wrong.about(self.sent_name(wrong.field)) from None
 
     async def events(self, pieces: AsyncIterator[Body], model: str) -> AsyncIterator[Body]:
         """A stream's events, from those of chat completions (of one choice, with usage in each).

@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict
 
 from paceline.errors import InvalidParameter
 
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
 
 class Part(BaseModel):
     """A piece of a message."""
@@ -26,9 +28,12 @@ class Message(BaseModel):
         """The message with its content as one text.
 
         Raises:
-            InvalidParameter: a part that is no text.
+            InvalidParameter: an unknown role, or a part that is no text.
         """
         extra = {key: value for key, value in (self.model_extra or {}).items() if value is not None}
+        if self.role not in _ROLES:
+            remedy = f"use {', '.join(_ROLES)}"
+            raise InvalidParameter(f"{where}.role", f"{self.role[:40]!r} is unknown", remedy)
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": self._text(where), **extra}
 

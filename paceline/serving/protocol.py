@@ -14,7 +14,18 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.errors import InvalidParameter
-from paceline.serving.fields import Extras, StreamOptions, check_extra, predicted, response_grammar, without_nulls
+from paceline.serving.fields import (
+    Amount,
+    Bias,
+    Extras,
+    StreamOptions,
+    TokenId,
+    Whole,
+    check_extra,
+    predicted,
+    response_grammar,
+    without_nulls,
+)
 from paceline.serving.job import NO_LIMIT, Job
 from paceline.serving.message import Message, check_text
 from paceline.serving.tools import ToolChoice, readable_calls
@@ -41,23 +52,23 @@ class Request(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     model: str | None = None
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = Field(default_factory=dict)
+    max_tokens: Whole | None = None
+    temperature: Amount = 1.0
+    top_p: Amount = 1.0
+    top_k: Whole = 0
+    min_p: Amount = 0.0
+    presence_penalty: Amount = 0.0
+    frequency_penalty: Amount = 0.0
+    repetition_penalty: Amount = 1.0
+    logit_bias: dict[int, Bias] = Field(default_factory=dict)
     bad_words: list[str] = Field(default_factory=list)
-    seed: int | None = None
+    seed: Whole | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] = Field(default_factory=list)
-    min_tokens: int = 0
+    stop_token_ids: list[TokenId] = Field(default_factory=list)
+    min_tokens: Whole = 0
     ignore_eos: bool = False
-    n: int = 1
-    prompt_logprobs: int | None = None
+    n: Whole = 1
+    prompt_logprobs: Whole | None = None
     logprobs_mode: str = "raw"
     return_token_ids: bool = False
     speculative: bool | dict[str, Any] = True
@@ -68,10 +79,10 @@ class Request(BaseModel):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    priority: int = 0
-    timeout: float | None = None
+    priority: Whole = 0
+    timeout: Amount | None = None
     cache_salt: str = ""
-    slo: float | None = None
+    slo: Amount | None = None
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
     paceline: Extras = Field(default_factory=Extras)
@@ -142,11 +153,11 @@ class Request(BaseModel):
 class CompletionRequest(Request):
     """POST /v1/completions."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
     logprobs: int | bool | None = None
     echo: bool = False
     add_special_tokens: bool = True
-    best_of: int | None = None
+    best_of: Whole | None = None
 
     @property
     def num_samples(self) -> int:
@@ -204,9 +215,9 @@ class ChatRequest(Request):
     """POST /v1/chat/completions."""
 
     messages: list[Message]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Whole | None = None
     logprobs: bool = False
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False

@@ -65,7 +65,7 @@ class Responses(Dialect):
         if not isinstance(form, Mapping):
             raise InvalidParameter("text", "its format is no object", "send {'format': {'type': 'text'}}")
         if form.get("type") == "json_schema":
-            form = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
+            form = {"type": "json_schema", "json_schema": {k: each for k, each in form.items() if k != "type"}}
         more: Body = {"messages": messages, "max_completion_tokens": body.get("max_output_tokens"),
                       "response_format": form or None}  # fmt: skip
         more |= {key: body[key] for key in _ALSO if key in body} | {"logprobs": _wants_logprobs(body)}

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.errors import InvalidParameter
-from paceline.serving.fields import check_extra, without_nulls
+from paceline.serving.fields import TokenId, check_extra, without_nulls
 from paceline.serving.job import Job
 from paceline.serving.message import Message, check_text
 from paceline.serving.protocol import ChatRequest
@@ -55,4 +55,4 @@ class DetokenizeRequest(BaseModel):
     """POST /detokenize, as vLLM has it."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[TokenId]
