@@ -101,7 +101,8 @@ def serve(
     for field, log in (("request_log", front.request_log), ("events", plan.events)):
         if log is not None and str(log) != "-":
             check_file(field, log)
-    where = {"host": front.host, "port": front.port, "log": front.request_log, "otel": front.otel}
+    rule = None if speculative is None else speculative.rule
+    where = {"host": front.host, "port": front.port, "log": front.request_log, "otel": front.otel, "rule": rule}
     listen = partial(_listen, settings=settings, **where)
     if keeping.keep_served is not None and (plan.cluster is not None or also):
         raise InvalidParameter("keep_served", "is for one model", "leave --cluster and --also out")
@@ -177,9 +178,10 @@ def _serve_cluster(
 
 async def _listen(
     backend: "Backend", *, settings: Settings, host: str, port: int, log: Path | None, otel: bool = False,
-    bound: socket.socket | None = None,
+    bound: socket.socket | None = None, rule: str | None = None,
 ) -> None:  # fmt: skip
-    """Serve until told to stop; then answer what was accepted."""
+    """Serve until told to stop; then answer what was accepted. `rule` verifies drafts; it is told where it is lossy."""
+    from paceline.sampling import is_lossy
     from paceline.serving.app import build_app
     from paceline.serving.run import Server, bind, settle_memory
 
@@ -189,6 +191,9 @@ async def _listen(
 
     def say() -> None:
         messages.print(f"listening at {where}/v1 with {', '.join(backend.models)}; end with Ctrl-C", soft_wrap=True)
+        if rule is not None and is_lossy(rule):
+            meaning = "answers need not follow the model's distribution (docs/exactness.md)"
+            messages.print(f"drafts are verified by the lossy rule {rule!r}: {meaning}", soft_wrap=True)
 
     with _request_log(log) as stream, _telemetry(otel) as telemetry:
         app = build_app(backend, settings, stream, telemetry)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from json.encoder import encode_basestring
 from typing import Any
 
-from paceline.serving.job import Chunk, Piece, Step, Summary
+from paceline.serving.job import Chunk, Piece, Summary
 from paceline.serving.logprobs import TextOffsets, alternatives, chat_logprobs, mean_logprob, spelled, text_logprobs
 from paceline.serving.statistics import draft_statistics, told_step, vllm_statistics
 from paceline.serving.thoughts import ThoughtReader
@@ -175,7 +175,8 @@ class Answer:
         drafts = {} if stats is None or not stats.num_drafts else {
             "acceptance_rate": stats.acceptance_rate, "acceptance_length": stats.acceptance_length,
         }  # fmt: skip
-        return {"usage": self.usage()} | drafts
+        lossy = {"lossy": True} if any(each.lossy for each in self._summaries.values()) else {}
+        return {"usage": self.usage()} | drafts | lossy
 
     @property
     def _chunk_kind(self) -> str:
@@ -277,7 +278,7 @@ class Answer:
         if wish.token_ids:
             choice["token_ids"] = [piece.token_id for piece in pieces if piece.provenance != "prompt"]
         if chunk.finish_reason is None:
-            return choice | self._trace(pieces, chunk.step)
+            return choice | self._trace(pieces, chunk)
         if chunk.summary.stop_reason is not None:
             choice["stop_reason"] = chunk.summary.stop_reason
         prompt = self._prompt_of(number)  # in a stream it comes with the last sample of its prompt
@@ -287,23 +288,26 @@ class Answer:
             choice["prompt_logprobs"] = [alternatives(piece) for piece in prompt]
         if chunk.summary.error is not None:
             choice["error"] = {"message": chunk.summary.error, "type": "request_failed"}
-        return choice | self._trace(pieces, chunk.step)
+        return choice | self._trace(pieces, chunk)
 
     def _text_logprobs(self, number: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         """Log-probabilities of a choice's next tokens, in completions format."""
         return text_logprobs(pieces, self._offsets.setdefault(number, TextOffsets()))
 
-    def _trace(self, pieces: Sequence[Piece], step: Step | None) -> dict[str, Any]:
+    def _trace(self, pieces: Sequence[Piece], chunk: Chunk) -> dict[str, Any]:
         if not self._wish.trace:
             return {}
         tokens = [{"id": p.token_id, "text": p.text, "provenance": p.provenance} for p in pieces]
-        return {"paceline": {"tokens": tokens} | ({} if step is None else {"step": told_step(step)})}
+        step = {} if chunk.step is None else {"step": told_step(chunk.step)}
+        lossy = {} if chunk.finish_reason is None else {"lossy": chunk.summary.lossy}
+        return {"paceline": {"tokens": tokens} | step | lossy}
 
     def _statistics(self) -> dict[str, Any]:
         """Draft statistics of each choice, where requested: with vLLM's names, and further ones."""
-        stats = {n: each.stats for n, each in sorted(self._summaries.items()) if each.stats is not None}
+        ended = sorted(self._summaries.items())
+        stats = {n: (each.stats, each.lossy) for n, each in ended if each.stats is not None}
         if not self._wish.stats or not stats:
             return {}
-        first = next(iter(stats.values()))
-        own = {"choices": [{"index": n} | draft_statistics(each) for n, each in stats.items()]}
+        first, _ = next(iter(stats.values()))
+        own = {"choices": [{"index": n} | draft_statistics(*each) for n, each in stats.items()]}
         return {"metrics": {"speculative_decoding": vllm_statistics(first)}, "paceline": own}

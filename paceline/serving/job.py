@@ -107,6 +107,7 @@ class Summary:
     Attributes:
         error: the error message, when its finish reason is ``error``.
         stop_reason: the stop string or token id that ended it; else None.
+        lossy: its drafts were verified by a lossy rule; see `CompletionOutput`.
         stats: its statistics; None where they are not known.
         num_cached_tokens: prompt tokens found in the prefix cache.
         num_predicted_tokens, num_accepted_predictions: tokens drafted from its `prediction`, and those that stood.
@@ -120,6 +121,7 @@ class Summary:
     num_accepted_predictions: int = 0
     prompt: tuple[Piece, ...] = ()
     stop_reason: str | int | None = None
+    lossy: bool = False
 
 
 _NOTHING = Summary()

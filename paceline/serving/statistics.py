@@ -27,9 +27,10 @@ def vllm_statistics(stats: RequestStats) -> dict[str, Any]:
     }
 
 
-def draft_statistics(stats: RequestStats) -> dict[str, Any]:
-    """Draft statistics with fields that vLLM lacks: passes, times, and levels of the drafts."""
+def draft_statistics(stats: RequestStats, lossy: bool) -> dict[str, Any]:
+    """Draft statistics with fields that vLLM lacks: passes, times, levels of the drafts, whether a rule was lossy."""
     return {
+        "lossy": lossy,
         "num_target_passes": stats.num_target_passes,
         "acceptance_rate": stats.acceptance_rate,
         "acceptance_length": stats.acceptance_length,

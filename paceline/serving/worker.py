@@ -218,6 +218,7 @@ def _summary(done: CompletionOutput, finished: RequestOutput | None, tokenizer: 
         num_accepted_predictions=done.num_accepted_predictions,
         prompt=prompt,
         stop_reason=done.stop_reason,
+        lossy=done.lossy,
     )
 
 

@@ -37,7 +37,7 @@ class EchoModel:
         words = f"{self._name}: {prompt}".split(" ")
         sample = SimpleNamespace(
             finish_reason="stop", token_ids=words, error=None, stats=None, num_predicted_tokens=0,
-            num_accepted_predictions=0, stop_reason=None,
+            num_accepted_predictions=0, stop_reason=None, lossy=False,
         )  # fmt: skip
         metrics = SimpleNamespace(num_cached_tokens=0)
         done = SimpleNamespace(outputs=[sample], prompt_token_ids=words, metrics=metrics)

@@ -1,6 +1,7 @@
 """OpenAI's protocol over a real engine: what is accepted, what comes back, and that it is what the library says."""
 
 import asyncio
+import io
 import json
 import math
 
@@ -187,6 +188,31 @@ def test_a_prediction_and_wishes_about_drafts(ask, make_llm):
     assert "".join(token["text"] for token in tokens) == plain.json()["choices"][0]["text"]
     assert {token["provenance"] for token in tokens} > {"drafted"}
     assert len(traced.json()["paceline"]["choices"][0]["drafted_per_level"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("rule", "temperature", "lossy"), [("typical", 1, True), ("typical", 0, False), ("p/q", 1, False)]
+)
+def test_an_answer_under_a_lossy_rule_is_marked(serving, rule, temperature, lossy):
+    log = io.StringIO()
+    body = TEXT | {"temperature": temperature, "seed": 1, "max_tokens": 20, "logit_bias": {"97": 100, "98": 100},
+                   "speculative": {"num_draft_tokens": 3, "policy": "fixed"}}  # fmt: skip
+    bodies = [body | {"paceline": {"stats": True}}, body | {"paceline": {"trace": True}}]
+
+    async def scene():
+        async with serving(speculative={"method": "ngram", "rule": rule}, log=log) as client:
+            whole = [(await client.post(COMPLETIONS, json=each)).json() for each in bodies]
+            streams = [await client.post(COMPLETIONS, json=each | {"stream": True}) for each in bodies]
+            return whole, [events(each) for each in streams]
+
+    (stats, trace), streams = asyncio.run(scene())
+    assert stats["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
+    assert [each["paceline"]["choices"][0]["lossy"] for each in (stats, trace)] == [lossy] * 2
+    assert [each[-1]["paceline"]["choices"][0]["lossy"] for each in streams] == [lossy] * 2
+    assert trace["choices"][0]["paceline"]["lossy"] is lossy
+    *earlier, last = [choice for each in streams[1] for choice in each["choices"]]
+    assert last["paceline"]["lossy"] is lossy and not any("lossy" in each["paceline"] for each in earlier)
+    assert [json.loads(line).get("lossy", False) for line in log.getvalue().splitlines()] == [lossy] * 4
 
 
 def test_cached_tokens_and_continuous_usage_are_told(serving):

@@ -1,0 +1,34 @@
+"""What `paceline serve` says when it listens."""
+
+import asyncio
+import io
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from paceline.cli import serve
+from paceline.serving.settings import Settings
+
+
+@pytest.mark.parametrize(("rule", "is_told"), [("typical", True), ("p/q", False), ("auto", False), (None, False)])
+def test_a_lossy_rule_is_told_at_the_start(monkeypatch, rule, is_told):
+    shown = io.StringIO()
+    monkeypatch.setattr(serve, "messages", Console(file=shown, width=200))
+
+    class Silent:
+        """A server that only says that it listens."""
+
+        def __init__(self, app, gate, drain_seconds, on_start):
+            self._say = on_start
+
+        async def serve(self, sockets):
+            self._say()
+            sockets[0].close()
+
+    monkeypatch.setattr("paceline.serving.run.Server", Silent)
+    monkeypatch.setattr("paceline.serving.run.settle_memory", lambda: None)
+    backend = SimpleNamespace(models=["mine"])
+    asyncio.run(serve._listen(backend, settings=Settings(), host="127.0.0.1", port=0, log=None, rule=rule))
+    assert "listening at http://127.0.0.1:" in shown.getvalue()
+    assert ("the lossy rule 'typical'" in shown.getvalue()) is is_told
