@@ -55,7 +55,8 @@ def _key(spelling: bytes) -> str:
     try:
         return spelling.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelling)
+        plain = (chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\x{byte:02x}" for byte in spelling)
+        return f"bytes:{''.join(plain)}"
 
 
 def mean_logprob(pieces: Sequence[Piece]) -> float:

@@ -127,9 +127,9 @@ def test_echo_with_logprobs_scores_the_prompt(ask, make_llm):
 def test_alternatives_of_completions_are_told_apart():
     """Also those that are parts of a character; the token itself is always among them."""
     parts = ((1, b"\xf0\x9f", -1.0), (2, b"\xf0", -2.0), (3, b"a", -3.0), (4, b"a", -4.0))
-    own = Piece(5, "", b"\xe2", "target", -9.0, parts)
+    own = Piece(5, "", b" \xe2", "target", -9.0, parts)
     [told] = text_logprobs([own], TextOffsets())["top_logprobs"]
-    assert told == {"bytes:\\xf0\\x9f": -1.0, "bytes:\\xf0": -2.0, "a": -3.0, "bytes:\\xe2": -9.0}
+    assert told == {"bytes:\\xf0\\x9f": -1.0, "bytes:\\xf0": -2.0, "a": -3.0, "bytes: \\xe2": -9.0}
     [told] = text_logprobs([Piece(3, "a", b"a", "target", -3.0, parts)], TextOffsets())["top_logprobs"]
     assert told == {"bytes:\\xf0\\x9f": -1.0, "bytes:\\xf0": -2.0, "a": -3.0}
 
