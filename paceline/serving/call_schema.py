@@ -5,8 +5,9 @@ the root where the client wrote them, and a part of a larger schema here, so eve
 front. Definitions stay where they are: those of different tools cannot clash.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from paceline.errors import InvalidParameter
 
@@ -23,7 +24,7 @@ def calls_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         functions: OpenAI's, each with its ``name`` and, unless it takes nothing, ``parameters``.
 
     Raises:
-        InvalidParameter: a schema is nested too deeply.
+        InvalidParameter: a schema refers to what is not there, or is nested too deeply.
     """
     try:
         if len(functions) == 1:
@@ -38,38 +39,54 @@ def _call_schema(function: Mapping[str, Any], place: str) -> dict[str, Any]:
     parameters = dict(function.get("parameters") or {"type": "object"})
     name = parameters.pop("$id", None)
     own = ("#", f"{name}#") if isinstance(name, str) else ("#",)
+
+    def moved(reference: str) -> str:
+        """A reference as it is written in the larger schema; one to an anchor or another document stays."""
+        root = next((each for each in own if reference.startswith(each)), None)
+        if root is None or reference[len(root) :][:1] not in ("", "/"):
+            return reference
+        inside = reference.removeprefix(root)
+        if not _exists(parameters, inside):
+            problem = f"the parameters of {function['name']!r} refer to {reference[:100]!r}, which does not exist"
+            raise InvalidParameter("tools", problem, "send its definition too")
+        return f"{place}/properties/arguments{inside}"
+
     return {
         "type": "object",
         "properties": {
             "name": {"const": function["name"]},
-            "arguments": _moved(parameters, own, f"{place}/properties/arguments"),
+            "arguments": _rewritten(parameters, moved),
         },
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
 
 
-def _moved(schema: Any, own: tuple[str, ...], place: str) -> Any:
-    """`schema` with the pointers that begin with one of `own`, the root of its document, counted from `place`."""
+def _rewritten(schema: Any, moved: Callable[[str], str]) -> Any:
+    """`schema` with every reference as `moved` writes it."""
     if isinstance(schema, list):
-        return [_moved(each, own, place) for each in schema]
+        return [_rewritten(each, moved) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    moved: dict[str, Any] = {}
+    written: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "$ref" and isinstance(value, str):
-            moved[key] = _pointer(value, own, place)
+            written[key] = moved(value)
         elif key in _NAMED and isinstance(value, Mapping):
-            moved[key] = {name: _moved(each, own, place) for name, each in value.items()}
+            written[key] = {name: _rewritten(each, moved) for name, each in value.items()}
         else:
-            moved[key] = value if key in _DATA else _moved(value, own, place)
-    return moved
+            written[key] = value if key in _DATA else _rewritten(value, moved)
+    return written
 
 
-def _pointer(reference: str, own: tuple[str, ...], place: str) -> str:
-    """A reference as it is written in the larger schema; one to an anchor or another document stays."""
-    for root in own:
-        inside = reference.removeprefix(root)
-        if reference.startswith(root) and inside[:1] in ("", "/"):
-            return place + inside
-    return reference
+def _exists(schema: Any, pointer: str) -> bool:
+    """Whether a JSON pointer, as it is written in a reference, leads to something."""
+    for part in pointer.split("/")[1:]:
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, list) and name.isdecimal() and len(name) < 9 and int(name) < len(schema):
+            schema = schema[int(name)]
+        elif isinstance(schema, Mapping) and name in schema:
+            schema = schema[name]
+        else:
+            return False
+    return True

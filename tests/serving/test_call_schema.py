@@ -45,6 +45,8 @@ def arguments(response):
         (place("https://x.y/z#/$defs/Place", ZONE) | {"$id": "https://x.y/z"}, [{"place": "UTC"}]),
         (closed(zone=ZONE, same={"$ref": "#/properties/zone"}), [{"zone": "UTC", "same": "UTC"}]),
         (closed(**{"$ref": {"const": "#"}}), [{"$ref": "#"}]),
+        (closed(same={"$ref": "#/$defs/Either/anyOf/1"}) | {"$defs": {"Either": {"anyOf": [CITY, ZONE]}}},
+         [{"same": "UTC"}]),
         (closed(enum={"$ref": "#/$defs/a~1b"}) | {"$defs": {"a/b": {"const": {"$ref": "#"}}}},
          [{"enum": {"$ref": "#"}}]),
     ],
@@ -91,7 +93,11 @@ def test_other_protocols_take_definitions_too(ask):
 
 def test_the_schema_of_a_tool_is_blamed_on_the_tools(ask):
     pytest.importorskip("llguidance")
-    broken = closed(place={"$ref": "#/$defs/Place"})
+    missing = closed(place={"$ref": "#/$defs/Place"})
+    [answer] = ask(CHATS, CHAT | {"tools": [function("look", missing)], "tool_choice": "required"})
+    assert answer.json()["error"]["param"] == "tools"
+    assert "of 'look' refer to '#/$defs/Place', which does not exist" in answer.json()["error"]["message"]
+    broken = closed(place={"$ref": "https://x.y/z"})
     [chat] = ask(CHATS, CHAT | {"tools": [function("look", broken)], "tool_choice": "required"})
     theirs = {"tools": [{"name": "look", "input_schema": broken}], "tool_choice": {"type": "any"}}
     [messages] = ask(MESSAGES, CHAT | theirs)
