@@ -1,7 +1,7 @@
 """`paceline serve`: one model, or a cluster that does what was planned, behind OpenAI's HTTP protocol."""
 
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -101,8 +101,8 @@ def serve(
     for field, log in (("request_log", front.request_log), ("events", plan.events)):
         if log is not None and str(log) != "-":
             check_file(field, log)
-    rule = None if speculative is None else speculative.rule
-    where = {"host": front.host, "port": front.port, "log": front.request_log, "otel": front.otel, "rule": rule}
+    rules = () if speculative is None else (speculative.rule,)
+    where = {"host": front.host, "port": front.port, "log": front.request_log, "otel": front.otel, "rules": rules}
     listen = partial(_listen, settings=settings, **where)
     if keeping.keep_served is not None and (plan.cluster is not None or also):
         raise InvalidParameter("keep_served", "is for one model", "leave --cluster and --also out")
@@ -161,12 +161,14 @@ def _serve_cluster(
     from paceline.serving.run import bind, run
 
     bound = bind(front.host, front.port)
+    drafting = [speculative if own is None else SpeculativeConfig.of(own) for own in (m.speculative for m in plan.held)]
 
     async def serve_groups() -> None:
         with _event_log(wanted.events) as log:
             dispatcher = Dispatcher(plan, groups, supervision, log)
             await dispatcher.start()
-            await listen(dispatcher, settings=replace(settings, max_running=plan.num_seats), bound=bound)
+            seats = replace(settings, max_running=plan.num_seats)
+            await listen(dispatcher, settings=seats, bound=bound, rules=[each.rule for each in drafting if each])
 
     messages.print(f"starting {len(plan.placement.groups)} groups with {len(plan.held)} models")
     try:
@@ -178,9 +180,9 @@ def _serve_cluster(
 
 async def _listen(
     backend: "Backend", *, settings: Settings, host: str, port: int, log: Path | None, otel: bool = False,
-    bound: socket.socket | None = None, rule: str | None = None,
+    bound: socket.socket | None = None, rules: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Serve until told to stop; then answer what was accepted. `rule` verifies drafts; it is told where it is lossy."""
+    """Serve until told to stop; then answer what was accepted. A lossy one of `rules`, which verify drafts, is told."""
     from paceline.sampling import is_lossy
     from paceline.serving.app import build_app
     from paceline.serving.run import Server, bind, settle_memory
@@ -191,7 +193,7 @@ async def _listen(
 
     def say() -> None:
         messages.print(f"listening at {where}/v1 with {', '.join(backend.models)}; end with Ctrl-C", soft_wrap=True)
-        if rule is not None and is_lossy(rule):
+        for rule in sorted({each for each in rules if is_lossy(each)}):
             meaning = "answers need not follow the model's distribution (docs/exactness.md)"
             messages.print(f"drafts are verified by the lossy rule {rule!r}: {meaning}", soft_wrap=True)
 

@@ -11,8 +11,8 @@ from paceline.cli import serve
 from paceline.serving.settings import Settings
 
 
-@pytest.mark.parametrize(("rule", "is_told"), [("typical", True), ("p/q", False), ("auto", False), (None, False)])
-def test_a_lossy_rule_is_told_at_the_start(monkeypatch, rule, is_told):
+@pytest.mark.parametrize(("rules", "is_told"), [(["auto", "typical", "typical"], True), (["p/q"], False), ([], False)])
+def test_a_lossy_rule_is_told_at_the_start(monkeypatch, rules, is_told):
     shown = io.StringIO()
     monkeypatch.setattr(serve, "messages", Console(file=shown, width=200))
 
@@ -29,6 +29,6 @@ def test_a_lossy_rule_is_told_at_the_start(monkeypatch, rule, is_told):
     monkeypatch.setattr("paceline.serving.run.Server", Silent)
     monkeypatch.setattr("paceline.serving.run.settle_memory", lambda: None)
     backend = SimpleNamespace(models=["mine"])
-    asyncio.run(serve._listen(backend, settings=Settings(), host="127.0.0.1", port=0, log=None, rule=rule))
+    asyncio.run(serve._listen(backend, settings=Settings(), host="127.0.0.1", port=0, log=None, rules=rules))
     assert "listening at http://127.0.0.1:" in shown.getvalue()
-    assert ("the lossy rule 'typical'" in shown.getvalue()) is is_told
+    assert shown.getvalue().count("the lossy rule 'typical'") == shown.getvalue().count("lossy") == is_told
