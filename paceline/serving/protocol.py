@@ -3,7 +3,8 @@
 A null stands for the field's default, as with OpenAI. A field that asks for nothing is passed over; one with a meaning
 that is not served is refused. Beyond OpenAI's, with vLLM's names: ``top_k``, ``min_p``, ``repetition_penalty``,
 ``ignore_eos``, ``min_tokens``, ``stop_token_ids``, ``bad_words``, ``prompt_logprobs``, ``return_token_ids``,
-``add_special_tokens``, ``priority``, ``cache_salt``. Our own: ``speculative``, ``prediction`` on both endpoints,
+``add_special_tokens``, ``add_generation_prompt``, ``continue_final_message``, ``chat_template_kwargs``, ``priority``,
+``cache_salt``. Our own: ``speculative``, ``prediction`` on both endpoints,
 ``logprobs_mode``, ``timeout``, ``slo`` (seconds from arrival to answer, clusters only) and ``paceline``.
 """
 
