@@ -1,8 +1,9 @@
 """`Dispatcher`: runs requests at the groups that the controller chose, monitors the groups, and restarts failed ones.
 
 A retried request gives the same text, because its draws depend only on its seed and positions; so a stream continues
-after the last piece that its client received (`flight.py`). A request that was running when a group failed is a suspect
-and is retried only while no other suspect runs, so that a request that crashes its groups is identified and ended.
+after the last piece that its client received (`flight.py`). Requests that were running when a group failed are retried
+at once. One more failure before they are ended they are suspects, of which only one runs at a time, so that a request
+that crashes its groups is identified and ended, and no other.
 Groups implement `group.GroupHandle`; those on Ray are in `ray_groups.py`.
 """
 
@@ -181,9 +182,9 @@ class Dispatcher:
         while True:
             turn = await flight.turn
             try:
-                async with self._suspects if flight.deaths else nullcontext():
+                async with self._suspects if self._is_suspect(flight) else nullcontext():
                     if self._has_turn(flight, turn):  # else its group died while it waited for other suspects
-                        await self._run(flight, turn.group)
+                        await self._run(flight, turn)
                         return
             except WorkerDied as death:
                 if self._is_over:
@@ -195,12 +196,16 @@ class Dispatcher:
             if flight.job.request_id not in self._flights:
                 return
 
+    def _is_suspect(self, flight: Flight) -> bool:
+        return flight.deaths >= max(1, self._supervision.max_deaths - 1)
+
     def _has_turn(self, flight: Flight, turn: Turn) -> bool:
         return flight.turn.done() and flight.turn.result() == turn and self._lives[turn.group].number == turn.life
 
-    async def _run(self, flight: Flight, group: int) -> None:
+    async def _run(self, flight: Flight, turn: Turn) -> None:
         """One attempt; output that the client already has from an earlier attempt is not repeated."""
-        splice = flight.splice()
+        splice, group = flight.splice(), turn.group
+        flight.attempt = turn
         async with aclosing(self.groups[group].generate(flight.job)) as chunks:
             async for chunk in chunks:
                 rest = splice.rest_of(chunk)
@@ -289,9 +294,10 @@ class Dispatcher:
             self._spawn(self._restart(group, wait))
 
     def _blame(self, died: Turn) -> None:
-        """Mark the requests that ran there as suspects, and end those that ran during too many failures."""
+        """Count the failure for the requests that ran there, not for suspects that waited to run, and end those that
+        ran during too many."""
         for flight in list(self._flights.values()):
-            if not (flight.turn.done() and flight.turn.result() == died):
+            if flight.attempt != died:
                 continue
             flight.deaths += 1
             flight.killed.append(died.group)

@@ -33,7 +33,8 @@ class Flight:
     Attributes:
         turn: future, done when the request may run.
         chunks: queue that its client reads.
-        deaths: number of groups that failed while it ran there. One makes it a suspect, too many end it.
+        attempt: the latest turn in which it ran; a suspect that has its turn may have to wait for others.
+        deaths: number of groups that failed while it ran there. Some make it a suspect, too many end it.
         killed: these groups.
     """
 
@@ -41,6 +42,7 @@ class Flight:
     turn: "asyncio.Future[Turn]"
     chunks: "asyncio.Queue[Chunk | Exception]" = field(default_factory=asyncio.Queue)
     task: "asyncio.Task[None] | None" = None
+    attempt: Turn | None = None
     deaths: int = 0
     killed: list[int] = field(default_factory=list)
     _seen: dict[int, _Sample] = field(default_factory=dict)

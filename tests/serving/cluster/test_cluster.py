@@ -37,7 +37,7 @@ def test_a_group_killed_under_load_loses_nothing_and_returns(groups):
         await dispatcher.start()
         _nobody_else_reaches_ray()
         assert dispatcher.describe("b") == {"max_model_len": 512}
-        long = " ".join([WORDS] * 6)  # still being answered when a group dies; suspects then take their turns
+        long = " ".join([WORDS] * 6)  # still being answered when a group dies
         jobs = [job(str(i), "a", long, stream=i % 2 == 0) for i in range(8)]
         answers = [asyncio.create_task(say(dispatcher, one)) for one in jobs]
         await asyncio.sleep(0.4)

@@ -432,3 +432,49 @@ def test_groups_are_measured_all_at_once_and_one_that_cannot_be_runs_all_the_sam
         await dispatcher.close(timeout=1.0)
 
     asyncio.run(scenario())
+
+
+class SlowPoison(Poison):
+    """Ends a while after it was asked, when others were given their turns beside it."""
+
+    async def generate(self, job):
+        if job.prompt == "poison":
+            await asyncio.sleep(0.03)
+        async for chunk in Poison.generate(self, job):
+            yield chunk
+
+
+def company(count, words, num_groups, group=SlowPoison):
+    """Answers of `count` requests of so many words, and that of a poison among them."""
+
+    async def scene():
+        groups = [group() for _ in range(num_groups)]
+        dispatcher = Dispatcher(plan([[1, 1, [0]]] * num_groups, models=["a"]), groups, QUICK)
+        await dispatcher.start()
+        jobs = [job(str(number), prompt="w " * words + "end") for number in range(count)]
+        jobs.insert(count // 2, job("bad", prompt="poison"))
+        answers = await asyncio.gather(*(say(dispatcher, one) for one in jobs), return_exceptions=True)
+        await dispatcher.close(timeout=1.0)
+        return answers
+
+    return asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("count", "words", "num_groups"), [(16, 30, 4), (40, 30, 3), (40, 20, 2), (12, 100, 2)])
+def test_nobody_is_ended_who_only_ran_or_waited_beside_a_poison(count, words, num_groups):
+    answers = company(count, words, num_groups)
+    failed = [str(answer) for answer in answers if isinstance(answer, BaseException)]
+    assert failed == ["3 groups died while they ran this request"]
+
+
+def test_requests_of_a_group_that_died_once_run_again_together():
+    async def scene():
+        async with running([[1, 1, [0]], [1, 1, [0]]], models=["a"]) as (dispatcher, echoes):
+            answers = [asyncio.create_task(say(dispatcher, job(str(i), prompt="w " * 40 + "end"))) for i in range(8)]
+            await asyncio.sleep(0.02)
+            await echoes[0].kill()
+            await until(lambda: len(echoes[1].jobs) == 8)
+            assert not any(answer.done() for answer in answers), "none waits for another's end"
+            assert await asyncio.gather(*answers) == ["w " * 40 + "end"] * 8
+
+    asyncio.run(scene())
