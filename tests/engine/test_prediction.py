@@ -90,11 +90,11 @@ def test_rules_by_request(engine_for):
     ("wish", "field"),
     [
         ({"rule": "typical"}, "speculative.rule"),
-        ({"rule": "nonsense"}, "rule"),
+        ({"rule": "nonsense"}, "speculative.rule"),
         ({"method": "suffix"}, "speculative.method"),
         ({"policy": "goodput"}, "speculative.policy"),
         ({"num_draft_tokens": 65}, "speculative.num_draft_tokens"),
-        ({"depth": 3}, "speculative.'depth'"),
+        ({"depth": 3}, "speculative.depth"),
         (3, "speculative"),
     ],
 )
