@@ -13,7 +13,7 @@ Every message names the field that is wrong and says what to do about it. Anythi
     ├── DownloadFailed       weights could not be fetched; what was there before is untouched
     ├── RequestRejected      a request is refused: it would miss its deadline, or no running engine could answer it
     ├── GroupLost            an accepted request cannot be answered any more
-    └── EngineDead           the engine behind an AsyncLLM failed or was shut down
+    └── EngineDead           an engine failed, was shut down, or belongs to an LLM that is closed
 
 A `DrafterWarning` says that a drafter failed and was switched off for a request, a `PolicyWarning` that a length policy
 failed and nothing is drafted any more, a `HeadWarning` that a draft head runs under conditions that it was not trained
@@ -114,7 +114,7 @@ class WorkerDied(PacelineError):
 
 
 class EngineDead(PacelineError):
-    """The engine has failed or was shut down; make a new one."""
+    """The engine has failed, was shut down or closed; make a new one."""
 
 
 class RequestRejected(PacelineError):

@@ -143,8 +143,9 @@ class AsyncLLM:
 
         Raises:
             InvalidParameter: before the first item, when the request cannot be run.
-            EngineDead: the engine failed or was shut down.
+            EngineDead: the engine failed, or was shut down or closed.
         """
+        self.loaded.check_open()
         token_ids = await self.tokens(prompt)
         name = f"request-{next(self._numbers)}" if request_id is None else request_id
         params = sampling_params or SamplingParams()

@@ -20,6 +20,7 @@ from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, LooksAhead, Looks
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.loaded import LoadedModel
+from paceline.models.processors import check_threads
 from paceline.models.resolve import resolve_model
 from paceline.sampling import resolve
 from paceline.scheduling.config import SchedulerConfig
@@ -43,6 +44,7 @@ def load(name: str, config: EngineConfig, progress: NamedProgress = silent) -> L
         ModelNotFound, DownloadFailed, CorruptWeights, UnsupportedModel, InvalidParameter: see `resolve_model` and the
             executors.
     """
+    check_threads(config.num_threads)
     source = resolve_model(name, progress=lambda done, total: progress(f"fetching {name}", done, total))
     return LoadedModel(source, load_executor(source.checkpoint, config, name, progress))
 

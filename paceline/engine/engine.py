@@ -272,10 +272,10 @@ class Engine:
         """Handle a failed pass: its requests, whose ids are returned, end with `error`; all others are recomputed.
 
         Raises:
-            EngineDead: a pass without any request fails too.
+            EngineDead: a pass without any request fails too, or the model is closed.
             WorkerDied: a process of a parallel run has died, so no further pass can succeed.
         """
-        if isinstance(error, WorkerDied):
+        if isinstance(error, WorkerDied | EngineDead):
             raise error
         self._probe(error)
         failed = [grant.request.request_id for grant in plan.grants]

@@ -95,6 +95,7 @@ class LLM:
         self, loaded: LoadedModel, config: EngineConfig, wanted: SpeculativeConfig | None, progress: NamedProgress,
         turn: Turnstile | None = None,
     ) -> None:  # fmt: skip
+        loaded.check_open()
         self._turn = turn or Turnstile()
         self._loaded, self._config, self.speculative = loaded, config, resolve_drafter(wanted, loaded)
         self._engine = build_engine(loaded, config, self.speculative, progress)
@@ -146,9 +147,11 @@ class LLM:
     def close(self) -> None:
         """Stop the model's threads or, in a parallel run, processes. Every `LLM` on the same weights is closed too.
 
-        Leaving a ``with`` block calls it, and so does the end of the program.
+        Leaving a ``with`` block calls it, and so does the end of the program. Whoever generates or streams afterwards,
+        or was about to, gets EngineDead.
         """
-        self._loaded.close()
+        with self._turn:  # between two steps
+            self._loaded.close()
 
     def __enter__(self) -> "LLM":
         return self
@@ -215,6 +218,7 @@ class LLM:
         Raises:
             InvalidParameter: a prompt that is empty or longer than the context, or a number of `sampling_params` or
                 priorities that differs from that of the prompts.
+            EngineDead: the `LLM` is closed.
         """
         items = _as_list(prompts)
         each = _per_prompt("sampling_params", sampling_params or SamplingParams(), SamplingParams, len(items))
@@ -370,6 +374,7 @@ class LLM:
         while True:
             with self._turn:
                 if not inbox:
+                    self._loaded.check_open()
                     for output in self._engine.step():
                         own = self._inboxes.get(output.request_id)
                         if own is not None:
@@ -405,6 +410,7 @@ class LLM:
         return token_ids
 
     def _add(self, prompt: Prompt, params: SamplingParams, inbox: _Inbox, **how: Any) -> str:
+        self._loaded.check_open()
         request_id, token_ids = str(next(self._numbers)), self.token_ids_of(prompt)
         with self._turn:
             self._engine.add_request(request_id, token_ids, self.prepared(params), **how)

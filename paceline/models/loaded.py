@@ -1,17 +1,23 @@
 """`LoadedModel`: a model that is ready to score rows, together with where it came from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from paceline.errors import EngineDead
 from paceline.models.base import CausalLM
 from paceline.models.resolve import ModelSource
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class LoadedModel:
-    """A model ready to score rows, with its tokenizer (`source.tokenizer`)."""
+    """A model ready to score rows, with its tokenizer (`source.tokenizer`).
+
+    Attributes:
+        is_closed: whether `close` was called; no pass can run afterwards.
+    """
 
     source: ModelSource
     model: CausalLM
+    is_closed: bool = field(default=False, init=False)
 
     @property
     def dtype(self) -> str | None:
@@ -19,8 +25,14 @@ class LoadedModel:
         choice = getattr(self.model, "dtype_choice", None)
         return choice.name if choice else None
 
+    def check_open(self) -> None:
+        """Raise EngineDead after `close`."""
+        if self.is_closed:
+            raise EngineDead("this LLM is closed, as is every LLM on the same weights; make a new one")
+
     def close(self) -> None:
         """Stop the threads of the model, or the other processes of a parallel run."""
+        self.is_closed = True
         end = getattr(self.model, "close", None)
         if end is not None:
             end()

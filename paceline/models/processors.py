@@ -12,10 +12,14 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from paceline.errors import InvalidParameter
+
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _CORE = 0
 """The kind of a Windows record that describes a core (RelationProcessorCore)."""
+_MOST_PER_PROCESSOR, _LEAST_LIMIT = 4, 16
+"""Most threads for each processor; and the number that may be asked for on any machine."""
 _RECORD_BYTES, _KIND_AT = 32, 8
 
 
@@ -31,6 +35,18 @@ def usable_cores() -> int:
     else:
         cores = os.cpu_count() or 1
     return max(1, min(cores, _quota() or cores))
+
+
+def check_threads(num_threads: int | None) -> None:
+    """Raise InvalidParameter for more threads of a pass than could help; None stands for the default.
+
+    A few times the processors is allowed: it only costs time.
+    """
+    processors = os.cpu_count() or 1
+    most = max(_LEAST_LIMIT, _MOST_PER_PROCESSOR * processors)
+    if num_threads is not None and num_threads > most:
+        problem = f"{num_threads} threads for {processors} processors are more than the {most} that can be asked for"
+        raise InvalidParameter("num_threads", problem, "lower it (--threads), or leave it out")
 
 
 def _allowed_processors() -> Iterable[int] | None:

@@ -13,7 +13,7 @@ from paceline.engine.engine_thread import EngineThread
 from paceline.engine.llm import LLM
 from paceline.errors import EngineDead, InvalidParameter
 from paceline.types import SamplingParams
-from tests.engine.conftest import PROMPTS
+from tests.engine.conftest import PROMPTS, load_random
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
@@ -298,3 +298,18 @@ def test_a_timeout_and_a_scrape(llm_of):
     reason, text = run(llm_of(), main)
     assert reason in ("timeout", "length")
     assert b"paceline:generation_tokens_total" in text
+
+
+def test_a_closed_llm_refuses_clients_and_ends_those_who_wait(tiny):
+    llm = LLM.__new__(LLM)
+    llm._set_up(load_random(0), EngineConfig(kv_cache_memory_bytes=1 << 22), None, lambda *_: None)
+
+    async def main(served):
+        task = asyncio.create_task(collect(served, "abc", ENDLESS))
+        await asyncio.sleep(0.02)
+        llm.close()
+        for late in (task, collect(served, "abc")):
+            with pytest.raises(EngineDead, match="closed"):
+                await late
+
+    run(llm, main)

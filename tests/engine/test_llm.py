@@ -15,9 +15,9 @@ from paceline.drafters import registry
 from paceline.drafters.registry import resolve_drafter
 from paceline.engine.llm import LLM
 from paceline.engine.turnstile import Turnstile
-from paceline.errors import InvalidParameter
+from paceline.errors import EngineDead, InvalidParameter
 from paceline.types import SamplingParams
-from tests.engine.conftest import PROMPTS
+from tests.engine.conftest import PROMPTS, load_random
 
 SHORT = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
 
@@ -213,3 +213,42 @@ def test_auto_is_the_default_and_one_place_says_what_it_means(tiny, monkeypatch)
     assert resolve_drafter(SpeculativeConfig("auto"), replace(tiny, model=on_gpu)) == chosen
     no_heads = replace(tiny, model=SimpleNamespace(config=tiny.model.config))
     assert resolve_drafter(SpeculativeConfig("auto"), no_heads) == SpeculativeConfig("suffix")
+
+
+@pytest.fixture
+def own_llm(tiny):  # its folder for converted weights
+    """An `LLM` whose weights no other test shares."""
+    llm = LLM.__new__(LLM)
+    llm._set_up(load_random(0), EngineConfig(kv_cache_memory_bytes=1 << 22), None, lambda *_: None)
+    return llm
+
+
+def test_a_closed_llm_and_all_on_its_weights_refuse_to_generate(own_llm):
+    sibling, stream = own_llm.drafting_with("ngram"), own_llm.stream("abc", SHORT)
+    next(stream)
+    own_llm.close()
+    for late in (
+        lambda: own_llm.generate("abc", SHORT),
+        lambda: sibling.generate("abc", SHORT),
+        lambda: sibling.stream("abc", SHORT),
+        lambda: own_llm.drafting_with(None),
+        lambda: next(stream),
+    ):
+        with pytest.raises(EngineDead, match="this LLM is closed"):
+            late()
+    own_llm.close()
+
+
+def test_closing_ends_a_call_that_another_thread_waits_for(own_llm):
+    endless, begun = SamplingParams(max_tokens=400, ignore_eos=True), Event()
+
+    def generate():
+        for _ in own_llm.stream("abc", endless):
+            begun.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(generate)
+        assert begun.wait(60)
+        own_llm.close()
+        with pytest.raises(EngineDead, match="this LLM is closed"):
+            call.result(60)

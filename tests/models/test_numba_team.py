@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numba import njit
 
+from paceline.errors import EngineDead, PacelineError
 from paceline.models.numba_executor.team import Team
 
 
@@ -56,3 +57,25 @@ def test_idle_threads_keep_no_array_alive():
     del values
     assert soon(lambda: ref() is None)
     team.close()
+
+
+def test_a_closed_team_refuses_a_kernel_and_waits_for_nobody():
+    team, values = Team(2), np.zeros(2)
+    team.close()
+    with pytest.raises(EngineDead, match="closed"):
+        team.run(touch, values)
+    assert values.tolist() == [0, 0]
+
+
+def test_where_a_thread_cannot_start_the_others_end(monkeypatch):
+    before, start = set(team_threads()), threading.Thread.start
+
+    def refuse_the_third(thread):
+        if thread.name == "paceline-3":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_the_third)
+    with pytest.raises(PacelineError, match="num_threads: thread 4 of 9 cannot start"):
+        Team(9)
+    assert soon(lambda: not set(team_threads()) - before)

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
+from paceline.errors import InvalidParameter
 from paceline.models import processors
-from paceline.models.processors import count_cores, usable_cores
+from paceline.models.processors import check_threads, count_cores, usable_cores
 
 
 @pytest.fixture
@@ -74,3 +75,11 @@ def test_records_of_windows():
 
 def test_this_machine():
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+
+
+def test_many_more_threads_than_processors_are_refused(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    check_threads(None)
+    check_threads(32)
+    with pytest.raises(InvalidParameter, match="num_threads: 33 threads for 8 processors"):
+        check_threads(33)

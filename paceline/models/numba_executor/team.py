@@ -22,6 +22,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from paceline.errors import EngineDead, PacelineError
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.kernel import kernel
 from paceline.models.processors import usable_cores
@@ -103,24 +104,41 @@ class Team:
 
     Args:
         num_threads: members; by default the physical cores that this process may use.
+
+    Raises:
+        PacelineError: the system starts no more threads; those that had started are ended.
     """
 
     def __init__(self, num_threads: int | None = None) -> None:
         self.num_threads = num_threads or usable_cores()
         self._inboxes = [queue.SimpleQueue() for _ in range(self.num_threads - 1)]
-        for index, inbox in enumerate(self._inboxes, start=1):
-            threading.Thread(target=_work, args=(index, inbox), daemon=True, name=f"paceline-{index}").start()
+        self._door = threading.Lock()
         self._end = weakref.finalize(self, _end, self._inboxes)
+        for index, inbox in enumerate(self._inboxes, start=1):
+            try:
+                threading.Thread(target=_work, args=(index, inbox), daemon=True, name=f"paceline-{index}").start()
+            except RuntimeError as error:
+                self._end()
+                problem = f"thread {index + 1} of {self.num_threads} cannot start ({error})"
+                raise PacelineError(f"num_threads: {problem}; ask for fewer") from None
 
     def run(self, kernel: Callable, *args: object) -> None:
-        """kernel(thread, *args) on every member. The kernel must end with a barrier and must release the GIL."""
-        for inbox in self._inboxes:
-            inbox.put((kernel, args))
+        """kernel(thread, *args) on every member. The kernel must end with a barrier and must release the GIL.
+
+        Raises:
+            EngineDead: the team is closed; the kernel would wait for its members forever.
+        """
+        with self._door:  # all members get the job, or the end
+            if not self._end.alive:
+                raise EngineDead("the threads of this model have ended: it is closed; make a new one")
+            for inbox in self._inboxes:
+                inbox.put((kernel, args))
         kernel(0, *args)
 
     def close(self) -> None:
         """End the threads; also done when nobody holds the team any more."""
-        self._end()
+        with self._door:
+            self._end()
 
 
 def _end(inboxes: Sequence[queue.SimpleQueue]) -> None:
