@@ -10,7 +10,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.registry import make_drafter
 from paceline.drafters.services import DraftServices
 from paceline.engine.engine import Engine
-from paceline.engine.memory import cache_capacity
+from paceline.engine.memory import allocating, cache_capacity
 from paceline.engine.policy_wall import WalledPolicy
 from paceline.engine.profiles import find_profile
 from paceline.engine.quick_profile import quick_profile
@@ -138,12 +138,14 @@ def build_engine(
         clock: seconds, monotonic.
 
     Raises:
-        InvalidParameter: unknown drafter, rule, policy or option, or a `max_model_len` that cannot be held.
+        InvalidParameter: unknown drafter, rule, policy or option, or a `max_model_len` or KV cache that cannot
+            be held.
         UnsupportedModel: the draft model has another vocabulary.
     """
     source, spec = loaded.source, speculative or SpeculativeConfig("plain", num_draft_tokens=0)
     num_pages, limit = cache_capacity(loaded.model, config)
-    pool, cache = PagePool(num_pages, PAGE_SIZE), loaded.model.new_cache(num_pages)
+    with allocating(config):
+        pool, cache = PagePool(num_pages, PAGE_SIZE), loaded.model.new_cache(num_pages)
     profile = find_profile(loaded, config)
     passes = LearnedPass(_prior(loaded.model, config, spec, profile, clock))
     looks_ahead = isinstance(loaded.model, LooksAhead) and loaded.model.num_lookahead_slots > 0
@@ -151,7 +153,8 @@ def build_engine(
         loaded, cache, num_pages, pool, partial(_load_draft, config, progress), config.dtype,
         LearnedPrices(passes, hides_host=looks_ahead), clock,
     )  # fmt: skip
-    drafter = drafter or _drafter(spec, services)
+    with allocating(config):  # drafters with keys of their own hold as many pages
+        drafter = drafter or _drafter(spec, services)
     prices = LearnedPrices(passes, drafter.traits, hides_host=looks_ahead)
     speculation = _speculation(spec, drafter, prices)
     num_ahead = _look_ahead(loaded.model, cache, drafter, speculation.most)

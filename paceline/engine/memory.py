@@ -3,6 +3,8 @@
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.config import EngineConfig
@@ -18,9 +20,11 @@ def cache_capacity(model: CausalLM, config: EngineConfig) -> tuple[int, int]:
     """(number of cache pages, most tokens of a request).
 
     Raises:
-        InvalidParameter: `max_model_len` exceeds the model's limit, or the cache cannot hold one request.
+        InvalidParameter: `max_model_len` exceeds the model's limit, the cache cannot hold one request, or the
+            machine cannot hold the cache.
     """
     room_bytes = cache_bytes(config)
+    _check_room(config)
     pages = num_pages(room_bytes, 0, model.new_cache(1).num_bytes)
     limit = model.config.max_position_embeddings
     wanted = config.max_model_len or min(limit, pages * PAGE_SIZE)
@@ -28,10 +32,41 @@ def cache_capacity(model: CausalLM, config: EngineConfig) -> tuple[int, int]:
         problem = f"{wanted} tokens are more than the model's {limit}"
         raise InvalidParameter("max_model_len", problem, "lower it or leave it out")
     if pages * PAGE_SIZE < max(wanted, PAGE_SIZE):
-        field = "kv_cache_memory_bytes" if config.memory_fraction is None else "memory_fraction"
         problem = f"{room_bytes} bytes hold {pages * PAGE_SIZE} tokens, not the {max(wanted, PAGE_SIZE)} of a request"
-        raise InvalidParameter(field, problem, "raise it or lower max_model_len")
+        raise InvalidParameter(_field(config), problem, "raise it or lower max_model_len" if pages else "raise it")
     return pages, wanted
+
+
+@contextmanager
+def allocating(config: EngineConfig) -> Iterator[None]:
+    """Turn a failed allocation within the context into InvalidParameter with the field that sizes the KV cache."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):  # torch has no error of its own on CPUs
+            raise
+        wanted, free = cache_bytes(config), available_memory(config.device)
+        problem = f"{wanted} bytes for the KV cache cannot be allocated (free: {free} bytes)"
+        raise InvalidParameter(_field(config), problem, "lower it, or raise the process's limit (ulimit -v)") from error
+
+
+def _field(config: EngineConfig) -> str:
+    """The field that sizes the cache."""
+    return "kv_cache_memory_bytes" if config.memory_fraction is None else "memory_fraction"
+
+
+def _check_room(config: EngineConfig) -> None:
+    """Raise InvalidParameter for more bytes than the device, the machine or the container has.
+
+    Pages are only touched when used, so it may be more than is free now.
+    """
+    wanted = config.kv_cache_memory_bytes
+    if wanted is None or (config.is_parallel and config.device != "cpu"):  # one device per process
+        return
+    if wanted > (most := total_memory(config.device)):
+        what = "machine or container" if config.device == "cpu" else config.device
+        problem = f"{wanted} bytes are more than the {most} that this {what} has"
+        raise InvalidParameter("kv_cache_memory_bytes", problem, "lower it")
 
 
 def cache_bytes(config: EngineConfig) -> int:
@@ -51,6 +86,15 @@ def available_memory(device: str = "cpu") -> int:
     return min(value for value in free if value is not None)
 
 
+def total_memory(device: str = "cpu") -> int:
+    """Bytes of memory of a CUDA device, or of the machine, or the container's limit where that is less."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.mem_get_info(device)[1]
+    return min(_installed(), _container_limit() or sys.maxsize)
+
+
 def _meminfo() -> int:
     """Available bytes on Linux; elsewhere half of all memory, as a conservative estimate."""
     path = Path("/proc/meminfo")
@@ -58,17 +102,32 @@ def _meminfo() -> int:
         for line in path.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
+    return _installed() // 2
+
+
+def _installed() -> int:
+    """Bytes of memory of the machine."""
     if sys.platform == "win32":
         kilobytes = ctypes.c_ulonglong(0)
         ctypes.WinDLL("kernel32").GetPhysicallyInstalledSystemMemory(ctypes.byref(kilobytes))
-        return kilobytes.value * 1024 // 2
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        return kilobytes.value * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _container_room() -> int | None:
     """Bytes left under the limit of the control group (version 2); None without a limit."""
+    limit, used = _container_limit(), _container_bytes("memory.current")
+    return None if limit is None or used is None else max(0, limit - used)
+
+
+def _container_limit() -> int | None:
+    """Most bytes of the control group (version 2); None without a limit."""
+    return _container_bytes("memory.max")
+
+
+def _container_bytes(name: str) -> int | None:
     try:
-        limit, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        text = (_CGROUP / name).read_text().strip()
     except OSError:
         return None
-    return None if limit == "max" else max(0, int(limit) - int(used))
+    return None if text == "max" else int(text)

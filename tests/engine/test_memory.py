@@ -4,6 +4,7 @@ import pytest
 
 from paceline.config import EngineConfig
 from paceline.engine import memory
+from paceline.engine.build import build_engine
 from paceline.engine.memory import available_memory, cache_bytes, cache_capacity
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE
@@ -37,6 +38,43 @@ def test_this_machine_has_memory():
 def test_what_makes_no_sense_is_refused(config):
     with pytest.raises(InvalidParameter, match="memory_fraction"):
         EngineConfig(**config)
+
+
+def test_more_than_the_machine_or_the_container_has_is_refused_with_both_numbers(tiny, monkeypatch):
+    monkeypatch.setattr(memory, "_installed", lambda: 1000 * PAGE_BYTES)
+    monkeypatch.setattr(memory, "_container_limit", lambda: None)
+    assert cache_capacity(tiny.model, EngineConfig(kv_cache_memory_bytes=1000 * PAGE_BYTES))[0] == 1000
+    monkeypatch.setattr(memory, "_container_limit", lambda: 200 * PAGE_BYTES)
+    both = f"kv_cache_memory_bytes: {1000 * PAGE_BYTES} bytes are more than the {200 * PAGE_BYTES}"
+    with pytest.raises(InvalidParameter, match=both):
+        cache_capacity(tiny.model, EngineConfig(kv_cache_memory_bytes=1000 * PAGE_BYTES))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+@pytest.mark.parametrize("field", ["kv_cache_memory_bytes", "memory_fraction"])
+def test_a_failed_allocation_names_the_field_that_sizes_the_cache(tiny, monkeypatch, error, field):
+    def fail(num_pages):
+        if num_pages > 1:
+            raise error
+        return one
+
+    one = tiny.model.new_cache(1)
+    monkeypatch.setattr(tiny.model, "new_cache", fail)
+    config = EngineConfig(**{field: {"kv_cache_memory_bytes": 10 * PAGE_BYTES, "memory_fraction": 0.01}[field]})
+    with pytest.raises(InvalidParameter, match=f"{field}: .* cannot be allocated"):
+        build_engine(tiny, config, None)
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory():
+    with pytest.raises(RuntimeError, match="on fire"), memory.allocating(EngineConfig()):
+        raise RuntimeError("on fire")
+
+
+def test_only_advice_that_helps_is_given(tiny):
+    with pytest.raises(InvalidParameter, match=r"hold 0 tokens.*; raise it$"):
+        cache_capacity(tiny.model, EngineConfig(kv_cache_memory_bytes=10))
+    with pytest.raises(InvalidParameter, match="raise it or lower"):
+        cache_capacity(tiny.model, EngineConfig(kv_cache_memory_bytes=PAGE_BYTES, max_model_len=100))
 
 
 def test_a_fraction_that_holds_no_request_is_named(tiny, monkeypatch):
