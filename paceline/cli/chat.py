@@ -9,7 +9,7 @@ from paceline.cli import options as o
 from paceline.cli.conversation import Conversation
 from paceline.cli.groups import Drafting, Machine, Sampling, grouped
 from paceline.cli.line_input import line_reader
-from paceline.cli.show import LEGEND, TokenPrinter, closing_table, why_short
+from paceline.cli.show import LEGEND, TokenPrinter, closing_table, why_cut, why_short
 from paceline.cli.terminal import messages, output, show_table
 from paceline.errors import EngineDead, PacelineError
 from paceline.types import SamplingParams
@@ -132,7 +132,8 @@ class ChatLoop:
             messages.print("\n(cut off; the question is taken back)", style="dim")
             return
         printer.finish()
-        if remark := why_short(self._last.output):
+        said = self._last.output
+        if remark := why_short(said) or why_cut(said, self._params.max_tokens):
             messages.print(remark, style="dim")
         self._conversation.answer(self._last.output.text)
 

@@ -50,7 +50,7 @@ def demo(
 
         paceline demo --draft ngram --dtype int8
     """
-    from paceline.evaluation.report import run_once
+    from paceline.evaluation.report import run_once, warm_up
 
     llm = o.load_llm(model, o.speculative_config(draft), dtype=dtype, num_threads=threads)
     plain_llm = llm.drafting_with(None)
@@ -58,6 +58,7 @@ def demo(
     drafter, rows = o.drafter_of(llm), []
     if not as_json:
         o.say_dtype(llm, dtype)
+    warm_up(plain_llm, llm, token_ids=prompt_ids(llm.tokenizer, CHAT, raw=True))
     for kind, prompt in PROMPTS.items():
         messages.print(f"{kind}: plain, then with {drafter} ...", style="dim")
         ids = prompt_ids(llm.tokenizer, prompt, raw=False)
@@ -82,14 +83,16 @@ def _record(kind: str, plain, run) -> dict:
 
 
 def _print(rows, model: str, draft: str) -> None:
+    from paceline.evaluation.report import is_plausible, speedup_of
+
     table = Table(title=f"{model}: plain decoding and {draft} drafts", title_justify="left")
     for column in ("prompt", "tokens", "plain tok/s", f"{draft} tok/s", "speed-up", "tokens per pass", "same text"):
         table.add_column(column, justify="left" if column == "prompt" else "right")
     for kind, plain, run in rows:
-        speedup = run.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else float("nan")
+        speedup = speedup_of(run, plain)
         table.add_row(
             kind, str(len(run.output.token_ids)), f"{plain.tokens_per_second:.1f}", f"{run.tokens_per_second:.1f}",
-            f"{speedup:.2f} x", f"{run.output.stats.acceptance_length or 1:.2f}",
+            "-" if speedup is None else f"{speedup:.2f} x", f"{run.output.stats.acceptance_length or 1:.2f}",
             "yes" if is_identical(run, plain) else "NO",
         )  # fmt: skip
     for kind, _, run in rows:
@@ -97,6 +100,7 @@ def _print(rows, model: str, draft: str) -> None:
         messages.print(run.output.text.strip())
     messages.print()
     show_table(table)
-    speedups = [run.tokens_per_second / plain.tokens_per_second for _, plain, run in rows if plain.tokens_per_second]
+    speedups = [speedup for _, plain, run in rows if (speedup := speedup_of(run, plain))]
     mean = prod(speedups) ** (1 / len(speedups)) if speedups else None
-    messages.print(verdict(mean, all(is_identical(run, plain) for _, plain, run in rows)), soft_wrap=True)
+    is_same, can_be = (all(test(run, plain) for _, plain, run in rows) for test in (is_identical, is_plausible))
+    messages.print(verdict(mean, is_same, is_plausible=can_be), soft_wrap=True)

@@ -10,13 +10,16 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.groups import Devices, Drafting, Sampling, grouped
 from paceline.cli.prompts import read_standard_input
-from paceline.cli.show import LEGEND, TokenPrinter, closing_table, is_identical, verdict, why_short
-from paceline.cli.terminal import messages, output, show_table
+from paceline.cli.show import LEGEND, TokenPrinter, closing_table, is_identical, verdict, why_cut, why_short
+from paceline.cli.terminal import messages, output, show_table, tell_waiting
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
 
 if TYPE_CHECKING:
     from paceline.engine.llm import LLM
+
+_LONG_PROMPT = 256
+"""Prompts of that many tokens take a while to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,10 @@ def generate(
         raise InvalidParameter("raw", "is given beside --chat", "leave one of the two out")
     if compare and answer.seed is None and not params.is_greedy:
         raise InvalidParameter("seed", "is missing", "sampled texts can only be compared under one seed")
-    llm = o.load_llm(model, drafting.config(), **devices.engine())
+    speculative = drafting.config()
+    if compare and speculative is None:
+        raise InvalidParameter("compare", "--draft none is plain decoding itself", "name a drafter, or leave one out")
+    llm = o.load_llm(model, speculative, **devices.engine())
     if not as_json:
         o.say_dtype(llm, devices.dtype)
     _answer(llm, llm.user_prompt(text, raw), params, compare, as_json)
@@ -94,9 +100,16 @@ def generate(
 
 def _answer(llm: "LLM", token_ids: list[int], params: SamplingParams, compare: bool, as_json: bool) -> None:
     """Print the answer, streamed with a table at the end or as one JSON object."""
-    from paceline.evaluation.report import describe, run_once
+    from paceline.evaluation.report import Run, describe, is_plausible, run_once, speedup_of, warm_up
 
-    plain = run_once(llm.drafting_with(None), token_ids, params) if compare else None
+    plain: Run | None = None
+    if compare:
+        tell_waiting("plain decoding first ...")
+        plain_llm = llm.drafting_with(None)
+        warm_up(plain_llm, llm, token_ids=token_ids)
+        plain = run_once(plain_llm, token_ids, params)
+    if len(token_ids) >= _LONG_PROMPT:
+        tell_waiting(f"reading the prompt, {len(token_ids)} tokens ...")
     if as_json:
         run = run_once(llm, token_ids, params)
         print(json.dumps(_record(run, plain, describe(run, plain))))
@@ -106,11 +119,13 @@ def _answer(llm: "LLM", token_ids: list[int], params: SamplingParams, compare: b
     printer.finish()
     if remark := why_short(run.output):
         messages.print(remark, soft_wrap=True)
+    elif remark := why_cut(run.output, params.max_tokens):
+        messages.print(remark, style="dim", soft_wrap=True)
     messages.print(LEGEND)
     show_table(closing_table(run, plain, o.drafter_of(llm)))
     if plain is not None:
-        speedup = describe(run, plain)["speedup"]
-        messages.print(verdict(speedup, is_identical(run, plain), run.output.lossy), soft_wrap=True)
+        said = verdict(speedup_of(run, plain), is_identical(run, plain), run.output.lossy, is_plausible(run, plain))
+        messages.print(said, soft_wrap=True)
 
 
 def _grammar(json_schema: Path | None, regex: str | None) -> dict[str, str] | None:

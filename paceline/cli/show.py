@@ -83,11 +83,22 @@ def why_short(output: RequestOutput) -> str | None:
     return f"The answer holds no visible text; it ended by {output.finish_reason}."
 
 
-def verdict(speedup: float | None, is_same: bool, is_lossy: bool = False) -> str:
+def why_cut(output: RequestOutput, max_tokens: int) -> str | None:
+    """What ended an answer that its length ended; None for all others."""
+    count = len(output.token_ids)
+    if output.finish_reason != "length":
+        return None
+    if count < max_tokens:
+        return f"cut after {count} tokens: the context of prompt and answer is full"
+    return f"cut at {count} tokens (-n)"
+
+
+def verdict(speedup: float | None, is_same: bool, is_lossy: bool = False, is_plausible: bool = True) -> str:
     """The line under a comparison: whether drafting pays.
 
     Args:
         is_lossy: the rule may have changed the law of the text (`CompletionOutput.lossy`).
+        is_plausible: whether drafts can explain the speed-up (`report.is_plausible`).
     """
     if not is_same and is_lossy:
         return "The texts differ: this rule is lossy, it changes what the model says (docs/exactness.md)."
@@ -95,6 +106,11 @@ def verdict(speedup: float | None, is_same: bool, is_lossy: bool = False) -> str
         return "The texts differ: this rule promises the same law, not the same text (docs/exactness.md)."
     if speedup is None:
         return "Too short to say whether drafting pays: no token was decoded after the first."
+    if not is_plausible:
+        return (
+            f"No verdict: drafts cannot be the cause of {speedup:.2f} x, so other work slowed one of the runs down. "
+            "Measure again on an idle machine, or with `paceline bench`. The text is the same."
+        )
     if abs(speedup - 1) <= _NOTHING_GAINED:
         return f"Drafting makes no difference here: {speedup:.2f} x, same text."
     if speedup > 1:

@@ -31,6 +31,12 @@ def tell_warning(message: Warning | str, *about: Any, **more: Any) -> None:
     messages.print(Text.assemble(("warning:", "bold yellow"), " ", str(message)), soft_wrap=True)
 
 
+def tell_waiting(text: str) -> None:
+    """Print a dim line on what takes long, where somebody watches: standard error is a terminal."""
+    if messages.is_terminal:
+        messages.print(text, style="dim", soft_wrap=True)
+
+
 def show_table(table: Table, console: Console = messages) -> None:
     """Print `table`; headers and long texts wrap between words, and no number is ever cut.
 

@@ -5,7 +5,7 @@ speculation, and is reported as time to first token.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,9 @@ from paceline.engine.llm import LLM, Prompt
 from paceline.speculation.prices import PassSeconds
 from paceline.theory.round import PlainPrices, Round, round_seconds
 from paceline.types import RequestOutput, RequestStats, SamplingParams, TokenOutput
+
+_NOISE = 1.2
+"""Measured ratios may be this many times the largest that is possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,39 @@ def run_once(
     return Run(stream.output, first - started, last - first, predicted)
 
 
+def warm_up(*llms: LLM, token_ids: Sequence[int]) -> None:
+    """Generate a few tokens with each, so that the first timed run is not slower for being the first.
+
+    Caches and remembered texts of later requests stay as they were.
+
+    Args:
+        token_ids: a prompt; only its beginning is used.
+    """
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    for llm in llms:
+        llm.generate([list(token_ids[:4])], params, cache_salt="warm-up")
+
+
+def speedup_of(run: Run, plain: Run) -> float | None:
+    """Tokens per second of decoding over those of the plain run; None without a decoded token."""
+    return run.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else None
+
+
+def is_plausible(run: Run, plain: Run) -> bool:
+    """Whether drafts can explain how long the two runs took; if not, other work slowed one of them down.
+
+    A pass with a draft takes no less time than one without, and no more than one without for each of its rows. The
+    speed-up is therefore at most the number of tokens per decoding pass. A fifth more is taken for noise.
+    """
+    speedup, stats, plain_stats = speedup_of(run, plain), run.output.stats, plain.output.stats
+    if speedup is None:
+        return True
+    tokens_per_pass = (len(run.output.token_ids) - 1) / max(stats.num_target_passes, 1)  # one comes with the prompt
+    plain_pass = plain_stats.verify_seconds / plain_stats.num_target_passes
+    longest = (stats.num_target_passes + stats.num_draft_tokens) * plain_pass
+    return speedup <= _NOISE * tokens_per_pass and stats.verify_seconds <= _NOISE * longest
+
+
 def predicted_speedup(stats: RequestStats, pass_seconds: PassSeconds, cost_ratio: float) -> float | None:
     """The speed-up predicted from the measured acceptance and the given costs; None without a pass.
 
@@ -107,7 +143,7 @@ def describe(run: Run, plain: Run | None = None) -> dict[str, Any]:
         "acceptance_rate": stats.acceptance_rate,
         "target_passes": stats.num_target_passes,
         "predicted_speedup": run.predicted_speedup if plain else None,
-        "speedup": run.tokens_per_second / plain.tokens_per_second if plain and plain.tokens_per_second else None,
+        "speedup": speedup_of(run, plain) if plain else None,
         "num_drafts": stats.num_drafts,
         "num_draft_tokens": stats.num_draft_tokens,
         "num_accepted_tokens": stats.num_accepted_tokens,

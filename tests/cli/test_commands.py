@@ -36,12 +36,11 @@ def test_every_command_explains_itself(command):
 
 
 @pytest.mark.weights
-@pytest.mark.parametrize("draft", ["ngram", "suffix", "none"])
+@pytest.mark.parametrize("draft", ["ngram", "suffix"])
 def test_generate_prints_the_object_that_scripts_read(draft):
-    always = [] if draft == "none" else ["--policy", "fixed"]  # what pays depends on what else the machine does
     text = invoke(
-        "generate", "--model", "smollm2-135m", "--draft", draft, *always, "--max-tokens", "24", "--temperature", "0",
-        "--seed", "0", "--raw", "--compare", "--json", "red green blue red green blue red green",
+        "generate", "--model", "smollm2-135m", "--draft", draft, "--policy", "fixed", "--max-tokens", "24",
+        "--temperature", "0", "--seed", "0", "--raw", "--compare", "--json", "red green blue red green blue red green",
     )  # fmt: skip
     record = json.loads(text)
     assert record["identical"] is True
@@ -52,12 +51,8 @@ def test_generate_prints_the_object_that_scripts_read(draft):
     stats = record["stats"]
     for name in ("tokens_per_second", "acceptance_length", "target_passes", "predicted_speedup", "speedup"):
         assert stats[name] > 0
-    if draft == "none":
-        assert stats["acceptance_rate"] is None
-        assert stats["acceptance_length"] == 1
-    else:
-        assert 0 < stats["acceptance_rate"] <= 1
-        assert "drafted" in record["provenance"]
+    assert 0 < stats["acceptance_rate"] <= 1
+    assert "drafted" in record["provenance"]
 
 
 @pytest.mark.weights
@@ -66,8 +61,9 @@ def test_generate_streams_text_and_closes_with_a_table():
     result = runner.invoke(app, arguments)
     assert result.exit_code == 0
     assert result.stdout == json.loads(invoke(*arguments, "--json"))["text"] + "\n"
-    for words in ("tokens/s", "acceptance length", "speed-up, theory", "same text", "Drafting", "gguf"):
+    for words in ("tokens/s", "acceptance length", "speed-up, theory", "same text", "cut at 40 tokens", "gguf"):
         assert words in result.stderr
+    assert "Drafting" in result.stderr or "No verdict" in result.stderr  # on a busy machine
 
 
 @pytest.mark.weights
@@ -111,6 +107,7 @@ def test_models_lists_the_default_model():
         (["generate", "--draft-option", "oops", "hi"], ["draft_option", "NAME=VALUE"]),
         (["generate", "--draft", "draft_model", "hi"], ["model", "smaller model"]),
         (["generate", "--temperature", "1", "--compare", "hi"], ["seed"]),
+        (["generate", "--draft", "none", "--compare", "hi"], ["compare", "--draft none", "name a drafter"]),
         (["generate", ""], ["prompt", "empty"]),
         (["generate", "--chat", "--raw", "hi"], ["raw", "--chat", "leave one"]),
         (["generate", "--draft", "none", "--draft-option", "x=1", "hi"], ["draft_option", "none"]),

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from paceline.cli.show import TokenPrinter, verdict, why_short
-from paceline.cli.terminal import _Left, messages, output, show_table
+from paceline.cli import terminal as cli_terminal
+from paceline.cli.show import TokenPrinter, verdict, why_cut, why_short
+from paceline.cli.terminal import _Left, messages, output, show_table, tell_waiting
 from paceline.cli.train_options import training_bars
 from paceline.types import TokenOutput
 
@@ -105,6 +106,12 @@ def test_the_verdict_says_what_the_figures_mean(speedup, same, words):
     assert words in verdict(speedup, same)
 
 
+def test_no_verdict_is_given_on_what_drafts_cannot_cause():
+    said = verdict(5.83, True, is_plausible=False)
+    assert "No verdict" in said and "5.83 x" in said and "pays" not in said
+    assert "texts differ" in verdict(5.83, False, is_plausible=False)
+
+
 @pytest.mark.parametrize(("same", "words"), [(False, "lossy"), (True, "same text")])
 def test_a_lossy_rule_is_not_said_to_keep_the_law(same, words):
     said = verdict(1.5, same, is_lossy=True)
@@ -119,6 +126,27 @@ def test_an_answer_that_ends_at_once_says_why():
     assert "end-of-sequence" in (why_short(answer(" \n", "stop")) or "")
     assert "length" in (why_short(answer("", "length")) or "")
     assert why_short(answer("yes", "stop")) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "count", "words"),
+    [
+        ("length", 8, "cut at 8 tokens (-n)"),
+        ("length", 5, "the context of prompt and answer is full"),
+        ("stop", 8, None),
+    ],
+)
+def test_an_answer_that_is_cut_says_by_what(reason, count, words):
+    said = why_cut(SimpleNamespace(finish_reason=reason, token_ids=(1,) * count), 8)
+    assert said is None if words is None else words in (said or "")
+
+
+def test_somebody_who_watches_is_told_what_takes_long(monkeypatch):
+    for terminal in (True, False):
+        console = screen(terminal=terminal)
+        monkeypatch.setattr(cli_terminal, "messages", console)
+        tell_waiting("plain decoding first ...")
+        assert ("plain decoding" in console.file.getvalue()) is terminal
 
 
 def test_an_answer_that_failed_says_what_went_wrong():
