@@ -26,6 +26,7 @@ from paceline.errors import InvalidParameter, PromptTooLong
 from paceline.models.base import PAGE_SIZE, RunsInParts
 from paceline.models.download import BUILTIN_MODELS, weights_path
 from paceline.models.loaded import LoadedModel
+from paceline.models.messages import plain_messages
 from paceline.models.resolve import ModelSource
 from paceline.models.tokenizer import Tokenizer
 from paceline.types import NamedProgress, RequestOutput, SamplingParams, TokenOutput
@@ -250,10 +251,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generate answers to one conversation or several: lists of ``{"role": ..., "content": ...}``.
 
-        Other arguments as in `generate`.
+        A content is a text or a list of OpenAI's text parts; an assistant turn with ``tool_calls`` may have none. Other
+        arguments as in `generate`.
         """
-        one = not messages or isinstance(messages[0], Mapping)
-        conversations: Any = [messages] if one else messages
+        several = isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple)
+        conversations: Any = messages if several else [messages]
         prompts = [self.chat_prompt(c) for c in conversations]
         how: dict[str, Any] = {"priority": priority, "timeout": timeout, "cache_salt": cache_salt, "progress": progress}
         return self.generate(prompts, sampling_params, **how)
@@ -273,8 +275,8 @@ class LLM:
         Raises:
             InvalidParameter: the model has no template, or the messages do not fit it or the context.
         """
-        contents = [one["content"] for one in messages if isinstance(one, Mapping) and "content" in one]
-        self._check_size("".join(content for content in contents if isinstance(content, str)))
+        messages = plain_messages(messages)
+        self._check_size("".join(one["content"] for one in messages))
         if not self._config.parse_special_tokens:
             messages = self.tokenizer.masked(messages)
         mark = uuid.uuid4().hex if continue_final_message else ""

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.models.messages import plain_messages
 
 _LONGEST_DATE = 1000
 
@@ -46,7 +47,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt for `messages`, each with a ``role`` and a ``content``.
+        """The prompt for `messages`, each with a ``role`` and a ``content`` (`messages.plain_messages`).
 
         `add_generation_prompt` appends the opening of the assistant's turn. `variables` are further names for this
         prompt, e.g. ``tools``; they cannot replace the messages or the template's own variables.
@@ -59,8 +60,7 @@ class ChatTemplate:
         from paceline.models.template_meter import TemplateTooLarge, shortened
         from paceline.models.template_sandbox import render_bounded
 
-        _check(messages)
-        known = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        known = {"messages": plain_messages(messages), "add_generation_prompt": add_generation_prompt}
         try:
             return render_bounded(self._template, {**(variables or {}), **known, **self._variables})
         except (TemplateError, TypeError) as error:
@@ -73,16 +73,6 @@ class ChatTemplate:
         except Exception as error:  # a template is a program: it may divide by zero or recurse endlessly
             problem = f"the model's chat template fails ({type(error).__name__}: {str(error)[:200]})"
             raise InvalidParameter("messages", problem, "give the prompt as plain text") from None
-
-
-def _check(messages: Sequence[Mapping[str, Any]]) -> None:
-    remedy = "give a list of {'role': ..., 'content': ...}"
-    if not messages:
-        raise InvalidParameter("messages", "the list is empty", remedy)
-    for i, message in enumerate(messages):
-        for key in ("role", "content"):
-            if not isinstance(message, Mapping) or not isinstance(message.get(key), str):
-                raise InvalidParameter(f"messages[{i}].{key}", "is not a string", remedy)
 
 
 def _raise_exception(message: str) -> NoReturn:

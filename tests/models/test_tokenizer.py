@@ -240,7 +240,7 @@ def test_what_templates_rely_on():
         ("{{ ''.__class__.__mro__ }}", MESSAGES, "messages: .*refuses"),
         ("", [], "messages: the list is empty"),
         ("", [{"role": "user"}], r"messages\[0\].content"),
-        ("", ["hello"], r"messages\[0\].role"),
+        ("", ["hello"], r"messages\[0\]: 'hello' is no message"),
     ],
 )
 def test_messages_that_cannot_be_rendered(source, messages, named):

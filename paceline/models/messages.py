@@ -1,0 +1,77 @@
+"""Conversations as users of OpenAI's and vLLM's interfaces write them, checked and put into the form templates expect.
+
+A content may be a list of parts, an assistant turn that calls tools may have none, and calls have their arguments as
+JSON in a text. Not for rendering (`chat_template.py`).
+"""
+
+import json
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.errors import InvalidParameter
+
+_REMEDY = "give a list of {'role': ..., 'content': ...}"
+_TEXTS = ("text", "input_text", "output_text")
+
+
+def plain_messages(messages: Any) -> list[dict[str, Any]]:
+    """The turns with their contents as single texts and the arguments of calls as objects.
+
+    Raises:
+        InvalidParameter: no list of turns, a turn without a role or a content, or a part that is no text.
+    """
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise InvalidParameter("messages", f"{reprlib.repr(messages)} is no list of messages", _REMEDY)
+    if not messages:
+        raise InvalidParameter("messages", "the list is empty", _REMEDY)
+    return [_plain(f"messages[{number}]", message) for number, message in enumerate(messages)]
+
+
+def _plain(name: str, message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InvalidParameter(name, f"{reprlib.repr(message)} is no message", "give {'role': ..., 'content': ...}")
+    if not isinstance(message.get("role"), str):
+        raise InvalidParameter(f"{name}.role", _fault(message, "role"), "give e.g. 'user'")
+    content = message.get("content")
+    if content is None and message.get("tool_calls"):
+        content = ""
+    elif isinstance(content, Sequence) and not isinstance(content, str | bytes):
+        content = "".join(_text(f"{name}.content[{number}]", part) for number, part in enumerate(content))
+    elif not isinstance(content, str):
+        raise InvalidParameter(f"{name}.content", _fault(message, "content"), "give a text, or a list of text parts")
+    return _readable_calls({**message, "content": content})
+
+
+def _fault(message: Mapping[str, Any], key: str) -> str:
+    return f"{reprlib.repr(message[key])} is not a text" if key in message else "is missing"
+
+
+def _text(name: str, part: Any) -> str:
+    """The text of one part of a content."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(kind, str):
+        raise InvalidParameter(name, f"{reprlib.repr(part)} is no part", "give {'type': 'text', 'text': ...}")
+    if kind not in _TEXTS:
+        raise InvalidParameter(name, f"a part of type {kind!r}", "give text parts only: no other kind is read")
+    if not isinstance(part.get("text"), str):
+        raise InvalidParameter(f"{name}.text", _fault(part, "text"), "give a text")
+    return part["text"]
+
+
+def _readable_calls(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls have arguments as templates want them: objects, not JSON in a text."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return message | {"tool_calls": [_with_object(call) for call in calls]}
+
+
+def _with_object(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+    except (ValueError, RecursionError):
+        return call
