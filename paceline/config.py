@@ -5,19 +5,26 @@ Not for what one request asks (`types.SamplingParams`) and not for the shape of 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from numbers import Integral, Real
 from os import PathLike
 from typing import Any, Literal, TypeVar
 
 from paceline.errors import InvalidParameter
+from paceline.vllm_names import ENGINE, SPECULATIVE, constructor_knows_vllm, refuse
 
 Executor = Literal["auto", "numba", "torch", "cuda"]
 SchedulerName = Literal["stall_free", "sarathi", "orca", "request_level"]
 LengthPolicyName = Literal["auto", "fixed", "heuristic", "confidence", "disco", "goodput", "cascade"]
 
 _T = TypeVar("_T")
+_DTYPE_SPELLINGS = {
+    "half": "float16", "fp16": "float16", "float": "float32", "fp32": "float32", "bf16": "bfloat16",
+}  # fmt: skip
+"""Other spellings of dtypes, with those that are known."""
 
 
+@constructor_knows_vllm(SPECULATIVE)
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
     """How drafts are made and verified.
@@ -160,6 +167,8 @@ class EngineConfig:
                 raise InvalidParameter(
                     name, f"{getattr(self, name)!r} is no text", "see docs/api/config.md for its values"
                 )
+        if self.dtype in _DTYPE_SPELLINGS:
+            raise InvalidParameter("dtype", f"{self.dtype!r} is unknown", f"use {_DTYPE_SPELLINGS[self.dtype]!r}")
         if self.memory_fraction is not None:
             if self.kv_cache_memory_bytes is not None:
                 raise InvalidParameter("memory_fraction", "is given beside kv_cache_memory_bytes", "give one of them")
@@ -200,7 +209,9 @@ class EngineConfig:
 def from_mapping(cls: type[_T], values: Mapping[str, Any]) -> _T:
     """An instance of the dataclass `cls`. Raises InvalidParameter for an unknown key, listing the known ones."""
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-    for key in values:
-        if key not in known:
-            raise InvalidParameter(key, "is an unknown configuration key", f"use one of {', '.join(known)}")
+    unknown = [key for key in values if key not in known]
+    refuse(unknown, ENGINE if cls is EngineConfig else SPECULATIVE)
+    for key in unknown:
+        close = "".join(f"did you mean {each}? " for each in get_close_matches(str(key), known, 1))
+        raise InvalidParameter(key, "is an unknown configuration key", f"{close}use one of {', '.join(known)}")
     return cls(**values)

@@ -66,6 +66,19 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
+class Instead:
+    """As `limit`, with another spelling of one value."""
+
+    spelling: int | None
+    value: int
+    limit: Limit
+
+    def __call__(self, name: str, value: Any) -> Any:
+        same = value == self.spelling and type(value) is type(self.spelling)
+        return self.limit(name, self.value if same else value)
+
+
+@dataclass(frozen=True, slots=True)
 class Flag:
     """True or False."""
 
@@ -237,14 +250,14 @@ LIMITS: dict[str, Limit] = {
     "n": Whole(1, 16, "ask for 1 to 16 samples, more in further requests"),
     "temperature": Number(0, 100, "use 0 for greedy decoding or e.g. 0.8 to sample"),
     "top_p": Number(0, 1, "use 1 to switch it off", above=True),
-    "top_k": Whole(0, _LARGEST_ID, "use 0 to switch it off"),
+    "top_k": Instead(-1, 0, Whole(0, _LARGEST_ID, "use 0 to switch it off")),
     "min_p": Number(0, 1, "use 0 to switch it off"),
     "repetition_penalty": Number(0.01, 100, "use 1 to switch it off, e.g. 1.1 to discourage"),
     "presence_penalty": Number(-2, 2, "use 0 to switch it off"),
     "frequency_penalty": Number(-2, 2, "use 0 to switch it off"),
     "logit_bias": Biases(most=1024, largest=100),
     "bad_words": Strings(most=1024, longest=128),
-    "max_tokens": Whole(1, _LARGEST_ID, "ask for at least one token"),
+    "max_tokens": Instead(None, _LARGEST_ID, Whole(1, _LARGEST_ID, "ask for at least one token")),
     "min_tokens": Whole(0, _LARGEST_ID, "use 0 to switch it off"),
     "seed": Whole(-(2**63), 2**64 - 1, "give a seed of 64 bits, or leave it out", optional=True),
     "stop": Strings(most=16, longest=128),

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from paceline.errors import InvalidParameter
 from paceline.limits import LIMITS
+from paceline.vllm_names import SAMPLING, constructor_knows_vllm
 
 Progress = Callable[[int, int], None]
 """Called with (units done, units in total) while a long operation runs."""
@@ -25,6 +26,7 @@ TokenProvenance = Literal["prompt", "target", "drafted", "bonus", "recovered"]
 """
 
 
+@constructor_knows_vllm(SAMPLING)
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """What a request asks of the sampler. Names and meanings are vLLM's where vLLM has them.
@@ -34,7 +36,8 @@ class SamplingParams:
     Attributes:
         n: samples of the same prompt, 1 to 16; its keys and values are computed once and shared.
         temperature: 0 is greedy (the distribution is one-hot at the largest logit, the lowest id on ties); at most 100.
-        top_p, top_k, min_p: truncations of the distribution; ``top_p=1``, ``top_k=0`` and ``min_p=0`` switch them off.
+        top_p, top_k, min_p: truncations of the distribution; ``top_p=1``, ``top_k=0`` (or -1) and ``min_p=0``
+            switch them off.
         repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or output;
             0.01 to 100.
         presence_penalty, frequency_penalty: subtracted from logits of tokens seen in the output, once / per count;
@@ -44,7 +47,7 @@ class SamplingParams:
             1024 strings of 128 characters at most.
         min_tokens: before this many output tokens, end-of-sequence and stop ids have probability 0, and a stop string
             that is complete by then is ordinary text.
-        max_tokens: most output tokens.
+        max_tokens: most output tokens; None (kept as 2**31 - 1) for as many as the context holds.
         seed: the source of all randomness of the request; None takes a fresh one. Sample i of n uses seed + i, and so
             equals the output of a single-sample request with that seed.
         stop: strings that end the output (not included in the text), 16 of 128 characters at most.

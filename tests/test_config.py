@@ -53,3 +53,22 @@ def test_a_speculative_field_that_cannot_be_used_is_refused_by_name(field, value
 
 def test_names_for_plain_decoding():
     assert [SpeculativeConfig.of(name) for name in (None, "none", "plain")] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("make", "field", "remedy"),
+    [
+        (lambda: from_mapping(EngineConfig, {"speculative_config": {}}), "speculative_config", "use speculative"),
+        (lambda: from_mapping(EngineConfig, {"gpu_memory_utilization": 0.9}), "gpu_memory_utilization", "memory_fract"),
+        (lambda: SpeculativeConfig.of({"method": "ngram", "num_speculative_tokens": 4}), "num_speculative_tokens",
+         "num_draft_tokens"),
+        (lambda: SpeculativeConfig("ngram", num_speculative_tokens=4), "num_speculative_tokens", "num_draft_tokens"),
+        (lambda: EngineConfig(dtype="half"), "dtype", "float16"),
+        (lambda: from_mapping(EngineConfig, {"max_num_sequences": 3}), "max_num_sequences", "mean max_num_seqs"),
+        (lambda: SpeculativeConfig.of({"method": "ngram", "polcy": "fixed"}), "polcy", "did you mean policy"),
+    ],
+)  # fmt: skip
+def test_names_that_others_use_are_refused_with_ours(make, field, remedy):
+    with pytest.raises(InvalidParameter) as caught:
+        make()
+    assert caught.value.field == field and remedy in caught.value.remedy

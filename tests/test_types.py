@@ -1,5 +1,7 @@
 """What a request may ask for: the field and the remedy are named at the door."""
 
+import inspect
+import pickle
 import reprlib
 from dataclasses import fields
 from itertools import count
@@ -10,6 +12,7 @@ import pytest
 from paceline.errors import InvalidParameter
 from paceline.limits import LIMITS
 from paceline.types import SamplingParams
+from paceline.vllm_names import SAMPLING
 
 NAN, INFINITY, HUGE = float("nan"), float("inf"), 10**5000
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -17,11 +20,11 @@ WHOLE = ("n", "top_k", "min_tokens", "max_tokens", "seed")
 WRONG_KIND = [
     *((name, value) for name in NUMBERS for value in (NAN, INFINITY, -INFINITY, HUGE, True, "0.5", None, 1j, [1.0])),
     *((name, value) for name in WHOLE for value in (True, "2", 1.5, 1.0, HUGE, -HUGE, NAN, [1])),
-    *((name, None) for name in WHOLE if name != "seed"),
+    *((name, None) for name in WHOLE if name not in ("seed", "max_tokens")),
 ]
 OUT_OF_RANGE = [
     ("n", 0), ("n", 17), ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 2**31),
-    ("temperature", -1e-300), ("temperature", 100.1), ("top_p", 0), ("top_p", 1.1), ("top_k", -1), ("top_k", 2**31),
+    ("temperature", -1e-300), ("temperature", 100.1), ("top_p", 0), ("top_p", 1.1), ("top_k", -2), ("top_k", 2**31),
     ("min_p", 2), ("min_p", -0.1), ("repetition_penalty", 0), ("repetition_penalty", 1e-310),
     ("repetition_penalty", 0.009), ("repetition_penalty", 1e308), ("presence_penalty", -1e308),
     ("presence_penalty", 2.1), ("frequency_penalty", -1e308), ("frequency_penalty", -2.1), ("min_tokens", 999),
@@ -95,3 +98,24 @@ def test_numbers_of_numpy_will_do():
     params = SamplingParams(n=np.int64(2), temperature=np.float32(0.5), seed=np.int32(3), stop_token_ids=np.array([7]))  # type: ignore[arg-type]
     assert params.sample(1).seed == 4
     assert [type(each) for each in (params.n, params.temperature, params.stop_token_ids[0])] == [int, float, int]
+
+
+def test_vllms_spellings_of_no_limit():
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+    assert SamplingParams(max_tokens=None).max_tokens == 2**31 - 1  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameter, match="top_k"):
+        SamplingParams(top_k=-1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "remedy"), SAMPLING.items())
+def test_a_field_of_vllms_that_is_not_known_is_refused_with_its_remedy(name, remedy):
+    with pytest.raises(InvalidParameter) as caught:
+        SamplingParams(**{name: 1})
+    assert caught.value.field == name and caught.value.remedy == remedy
+    with pytest.raises(TypeError, match="no_such_field"):
+        SamplingParams(no_such_field=1)  # type: ignore[call-arg]
+
+
+def test_the_names_of_fields_can_still_be_asked_for():
+    assert list(inspect.signature(SamplingParams).parameters) == [field.name for field in fields(SamplingParams)]
+    assert pickle.loads(pickle.dumps(SamplingParams(seed=3))) == SamplingParams(seed=3)

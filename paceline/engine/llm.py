@@ -30,6 +30,7 @@ from paceline.models.messages import plain_messages
 from paceline.models.resolve import ModelSource
 from paceline.models.tokenizer import Tokenizer
 from paceline.types import NamedProgress, RequestOutput, SamplingParams, TokenOutput
+from paceline.vllm_names import CALL, knows_vllm
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -196,6 +197,7 @@ class LLM:
         """The engine that runs the requests; see its `metrics`."""
         return self._engine
 
+    @knows_vllm(CALL)
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -239,6 +241,7 @@ class LLM:
         texts = [prompt if isinstance(prompt, str) else None for prompt in items]
         return [replace(finished[i], prompt=text) for i, text in zip(ids, texts, strict=True)]
 
+    @knows_vllm(CALL)
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],

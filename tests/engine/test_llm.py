@@ -252,3 +252,16 @@ def test_closing_ends_a_call_that_another_thread_waits_for(own_llm):
         own_llm.close()
         with pytest.raises(EngineDead, match="this LLM is closed"):
             call.result(60)
+
+
+def test_an_argument_of_vllms_is_refused_with_ours_and_a_wrong_one_as_python_does(llm):
+    for call in (llm.generate, llm.chat):
+        with pytest.raises(InvalidParameter, match=r"use_tqdm: .*use progress"):
+            call("abc", SHORT, use_tqdm=False)
+        with pytest.raises(TypeError, match="no_such_argument"):
+            call("abc", SHORT, no_such_argument=1)
+
+
+def test_no_limit_is_the_models_length(llm):
+    [output] = llm.generate("abc", SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))  # type: ignore[arg-type]
+    assert len(output.token_ids) == llm.max_model_len - 3 and output.finish_reason == "length"
