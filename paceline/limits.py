@@ -110,11 +110,20 @@ class Strings:
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """At most `most` token ids; None stands for none."""
+    """At most `most` token ids; None stands for none. With `optional`, None stays None and none are refused."""
 
     most: int
+    optional: bool = False
 
-    def __call__(self, name: str, value: Any) -> tuple[int, ...]:
+    def __call__(self, name: str, value: Any) -> tuple[int, ...] | None:
+        ids = self._ids(name, value)
+        if self.optional and not ids:
+            if value is None:
+                return None
+            raise InvalidParameter(name, "the list is empty", "give at least one id, or leave it out")
+        return ids
+
+    def _ids(self, name: str, value: Any) -> tuple[int, ...]:
         return tuple(_token_id(name, each) for each in _listed(name, value, self.most, "token ids"))
 
 
@@ -155,7 +164,7 @@ class Prediction:
 
     def __call__(self, name: str, value: Any) -> str | tuple[int, ...]:
         if not isinstance(value, str):
-            return TokenIds(self.longest)(name, value)
+            return TokenIds(self.longest)(name, value) or ()
         if len(value) > self.longest:
             raise InvalidParameter(name, f"{len(value)} characters", f"give at most {self.longest}")
         return value.encode("utf-8", "replace").decode()
@@ -257,10 +266,12 @@ LIMITS: dict[str, Limit] = {
     "frequency_penalty": Number(-2, 2, "use 0 to switch it off"),
     "logit_bias": Biases(most=1024, largest=100),
     "bad_words": Strings(most=1024, longest=128),
+    "allowed_token_ids": TokenIds(most=1 << 16, optional=True),
     "max_tokens": Instead(None, _LARGEST_ID, Whole(1, _LARGEST_ID, "ask for at least one token")),
     "min_tokens": Whole(0, _LARGEST_ID, "use 0 to switch it off"),
     "seed": Whole(-(2**63), 2**64 - 1, "give a seed of 64 bits, or leave it out", optional=True),
     "stop": Strings(most=16, longest=128),
+    "include_stop_str_in_output": Flag(),
     "stop_token_ids": TokenIds(most=1024),
     "ignore_eos": Flag(),
     "logprobs": Whole(0, 20, "ask for 0 to 20 alternatives", optional=True),

@@ -45,12 +45,15 @@ class SamplingParams:
         logit_bias: token id to a number in [-100, 100] added to its logit, 1024 ids at most.
         bad_words: strings that must not appear; each is tokenised and its last token forbidden after the others.
             1024 strings of 128 characters at most.
+        allowed_token_ids: the only ids that may be emitted, an end-of-sequence id among them or the text does not end;
+            65536 at most, None allows all.
         min_tokens: before this many output tokens, end-of-sequence and stop ids have probability 0, and a stop string
             that is complete by then is ordinary text.
         max_tokens: most output tokens; None (kept as 2**31 - 1) for as many as the context holds.
         seed: the source of all randomness of the request; None takes a fresh one. Sample i of n uses seed + i, and so
             equals the output of a single-sample request with that seed.
-        stop: strings that end the output (not included in the text), 16 of 128 characters at most.
+        stop: strings that end the output, 16 of 128 characters at most.
+        include_stop_str_in_output: whether the text keeps the stop string that ended it.
         stop_token_ids: ids that end the output, 1024 at most.
         ignore_eos: go on after the end-of-sequence token.
         logprobs: number of most probable tokens, 0 to 20, whose log-probabilities are returned for each output token,
@@ -79,10 +82,12 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     bad_words: str | Sequence[str] = ()
+    allowed_token_ids: Sequence[int] | None = None
     min_tokens: int = 0
     max_tokens: int = 128
     seed: int | None = None
     stop: str | Sequence[str] = ()
+    include_stop_str_in_output: bool = False
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None

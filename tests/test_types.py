@@ -36,7 +36,8 @@ OUT_OF_RANGE = [
     ("stop_token_ids", [True]), ("stop_token_ids", [2**31]), ("stop_token_ids", range(1025)), ("logit_bias", [1]),
     ("logit_bias", {"1": 2.0}), ("logit_bias", {True: 2.0}), ("logit_bias", {-1: 2.0}), ("logit_bias", {1: NAN}),
     ("logit_bias", {1: -INFINITY}), ("logit_bias", {1: 100.5}), ("logit_bias", {1: "2"}), ("logit_bias", {1: True}),
-    ("logit_bias", dict.fromkeys(range(1025), 1.0)),
+    ("logit_bias", dict.fromkeys(range(1025), 1.0)), ("allowed_token_ids", []), ("allowed_token_ids", [-1]),
+    ("allowed_token_ids", range(65537)), ("include_stop_str_in_output", 1),
 ]  # fmt: skip
 
 

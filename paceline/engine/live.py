@@ -115,7 +115,7 @@ class LiveSample:
         self.request_id, self.index = request_id, index
         self.error: Exception | None = None
         self.said: list[int] = []
-        self.text = TextStream(tokenizer, params.stop)
+        self.text = TextStream(tokenizer, params.stop, params.include_stop_str_in_output)
         state.completes_stop = self._reads_stop
         self._unread: list[str] = []  # text of tokens that the stop rule decoded before their commit
         self.provenance: list[TokenProvenance] = []

@@ -14,12 +14,13 @@ class TextStream:
 
     Args:
         tokenizer: turns ids into text; special tokens are left out.
-        stop: strings that end the text and are not part of it.
+        stop: strings that end the text.
+        keeps_stop: whether the string that ends the text is part of it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), keeps_stop: bool = False) -> None:
         self._decoder = StreamDecoder(tokenizer)
-        self._stop = tuple(stop)
+        self._stop, self._keeps_stop = tuple(stop), keeps_stop
         self._held = ""
         self._released: list[str] = []
         self.stop_string: str | None = None
@@ -49,7 +50,7 @@ class TextStream:
         first = min(((at, s) for at, s in found if at >= 0), default=None)
         if may_stop and first is not None:
             end, self.stop_string = first
-            self._held = self._held[:end]
+            self._held = self._held[: end + len(self.stop_string) * self._keeps_stop]
         return self._release(len(self._held) if self.stopped else len(self._held) - self._suspicious())
 
     def finish(self) -> str:

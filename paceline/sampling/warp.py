@@ -1,11 +1,11 @@
 """`Warper`: logits processors; from a row of logits to the request's law, after its text or a drafted path.
 
 The order is vLLM's: logit bias; penalties (repetition over prompt and output, then frequency and presence over the
-output); forbidden tokens (end ids before `min_tokens`, last tokens of bad words, what a grammar forbids); temperature;
-then min-p, top-k and top-p, each on the result of the one before. At temperature 0 the law is one-hot at the largest
-edited logit, the lowest id on ties. transformers penalises before it biases and truncates in the order top-k, top-p,
-min-p, so results differ when several are combined. Not for drawing (`randomness.py`) or for tokenising bad words (the
-engine has the tokenizer).
+output); forbidden tokens (end ids before `min_tokens`, last tokens of bad words, what a grammar or a list of allowed
+ids leaves out); temperature; then min-p, top-k and top-p, each on the result of the one before. At temperature 0 the
+law is one-hot at the largest edited logit, the lowest id on ties. transformers penalises before it biases and truncates
+in the order top-k, top-p, min-p, so results differ when several are combined. Not for drawing (`randomness.py`) or for
+tokenising bad words (the engine has the tokenizer).
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +48,8 @@ class Warper:
             vocabulary may be smaller than the target's.
 
     Raises:
-        InvalidParameter: `logit_bias` names an id outside the vocabulary, or a bad word has no tokens.
+        InvalidParameter: `logit_bias` or `allowed_token_ids` name an id outside the vocabulary, or a bad word has no
+            tokens.
     """
 
     def __init__(
@@ -72,7 +73,8 @@ class Warper:
         self._counts: OutputCounts | None = None
         if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1, 0, 0):
             self._counts = OutputCounts(token_ids, num_prompt_tokens, params.repetition_penalty != 1)
-        edits = bool(self._counts is not None or len(self._bias_ids) or self._bad_words)
+        self._allowed = _mask(params.allowed_token_ids)
+        edits = bool(self._counts is not None or len(self._bias_ids) or self._bad_words or self._allowed is not None)
         self._only_grammar = grammar is not None and not edits
         self._always_edits = edits or grammar is not None
         self.takes_argmax = params.is_greedy and not params.min_tokens and not self._always_edits
@@ -96,7 +98,7 @@ class Warper:
         if self.params.is_greedy:
             return self._greedy(logits, path, best)
         scores, best = self._scores(logits, path, best)
-        if self.grammar is None:
+        if self.grammar is None and self._allowed is None:
             return self._sampled(scores, best)
         possible = np.flatnonzero(scores > -np.inf)
         return self._sampled(scores[possible], int(np.searchsorted(possible, best))).renamed(possible)
@@ -170,8 +172,16 @@ class Warper:
         return Edits(
             self._bias_ids, self._bias, penalised, subtracted, self.params.repetition_penalty,
             np.concatenate([end_ids, np.asarray(bad, np.int64)]),
-            None if self.grammar is None else self.grammar.allowed(path),
+            self._allowed_after(path),
         )  # fmt: skip
+
+    def _allowed_after(self, path: Sequence[int]) -> np.ndarray | None:
+        """[v] bool: the ids that the grammar and `allowed_token_ids` both allow; None for all."""
+        allowed = None if self.grammar is None else self.grammar.allowed(path)
+        if allowed is None or self._allowed is None:
+            return self._allowed if allowed is None else allowed
+        size = min(len(allowed), len(self._allowed))
+        return allowed[:size] & self._allowed[:size]
 
     def _scores(self, logits: np.ndarray, path: Sequence[int], best: int = -1) -> tuple[np.ndarray, int]:
         """([vocab] logits after bias, penalties and forbidden tokens; the id of the largest).
@@ -271,11 +281,21 @@ def _nucleus(gaps: np.ndarray, weights: np.ndarray, top_p: float) -> np.ndarray:
     return np.flatnonzero(inside)
 
 
+def _mask(token_ids: Sequence[int] | None) -> np.ndarray | None:
+    """[largest id + 1] bool: True at `token_ids`; None for None."""
+    if token_ids is None:
+        return None
+    mask = np.zeros(max(token_ids) + 1, bool)
+    mask[list(token_ids)] = True
+    return mask
+
+
 def _check_ids(params: SamplingParams, bad_word_ids: Sequence[Sequence[int]], vocab_size: int | None) -> None:
     limit = np.inf if vocab_size is None else vocab_size
-    for token in params.logit_bias:
-        if not 0 <= token < limit:
-            raise InvalidParameter("logit_bias", f"token id {token} is outside the vocabulary", "remove it")
+    for name, token_ids in (("logit_bias", params.logit_bias), ("allowed_token_ids", params.allowed_token_ids or ())):
+        for token in token_ids:
+            if not 0 <= token < limit:
+                raise InvalidParameter(name, f"token id {token} is outside the vocabulary", "remove it")
     if not all(len(word) for word in bad_word_ids):
         raise InvalidParameter("bad_words", "a word has no tokens", "remove it")
 
@@ -291,5 +311,7 @@ def check_peak(peak: float, token: int) -> None:
     if peak == -inf:
         problem = "every token is forbidden at this place"
         raise NothingAllowed(
-            "logits", problem, "allow one by easing bad_words, logit_bias, min_tokens, stop ids or the grammar"
+            "logits",
+            problem,
+            "allow one by easing bad_words, allowed_token_ids, logit_bias, min_tokens, stop ids or the grammar",
         )

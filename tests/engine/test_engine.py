@@ -291,3 +291,23 @@ def test_a_draft_model_with_another_vocabulary_is_refused(engine_for, monkeypatc
 def test_bad_engine_options_name_their_field(engine_for, config, field):
     with pytest.raises(InvalidParameter, match=field):
         engine_for(None, **config)
+
+
+@pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 1, "seed": 5}])
+def test_allowed_ids_hold_with_drafts_and_without(engine_for, how):
+    params = SamplingParams(max_tokens=40, ignore_eos=True, allowed_token_ids=[97, 98, 99, 32], **how)
+    plain = run_all(engine_for(), params=params)
+    drafted = run_all(engine_for({"method": "ngram", "policy": "fixed"}), params=params)
+    assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
+    assert set().union(*(output.token_ids for output in plain)) <= {97, 98, 99, 32}
+    assert any(output.stats.num_accepted_tokens for output in drafted)
+
+
+def test_a_stop_string_is_kept_where_asked(engine_for):
+    [plain] = run_all(engine_for(), PROMPTS[:1], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    text = plain.text.rstrip()
+    stop, first = text[5:7], text.index(text[5:7])
+    for kept in (False, True):
+        params = SamplingParams(temperature=0, max_tokens=40, stop=stop, include_stop_str_in_output=kept)
+        [output] = run_all(engine_for({"method": "ngram"}), PROMPTS[:1], params)
+        assert output.text == text[: first + 2 * kept] and output.outputs[0].stop_reason == stop

@@ -53,3 +53,9 @@ def test_a_stop_string_within_min_tokens_is_text():
 
 def test_a_stop_string_that_begins_within_min_tokens_counts():
     assert read("xab", ["ab"], min_tokens=2) == (["x", "", "", ""], True)
+
+
+def test_a_stop_string_may_stay():
+    stream = TextStream(ByteTokenizer(), ["ab", "b"], keeps_stop=True)
+    assert [stream.push(ord(character)) for character in "xab"] == ["x", "", "ab"]
+    assert stream.finish() == "" and stream.text == "xab" and stream.stop_string == "ab"

@@ -57,6 +57,31 @@ def test_truncations() -> None:
     assert close(law(top_k=99), {0: 0.1, 1: 0.4, 2: 0.2, 3: 0.3})
 
 
+def test_only_allowed_ids_are_left() -> None:
+    assert close(law(allowed_token_ids=[3, 1]), {1: 4 / 7, 3: 3 / 7})
+    assert close(law(allowed_token_ids=[0, 2, 3], top_k=2), {2: 2 / 5, 3: 3 / 5})
+    assert law(temperature=0, allowed_token_ids=[0, 2]).tokens.tolist() == [2]
+    assert not Warper(SamplingParams(temperature=0, allowed_token_ids=[1])).takes_argmax
+    with pytest.raises(InvalidParameter, match="every token is forbidden"):
+        law(temperature=0, allowed_token_ids=[1], bad_words=[(1,)])
+    with pytest.raises(InvalidParameter, match="allowed_token_ids"):
+        Warper(SamplingParams(allowed_token_ids=[4]), vocab_size=4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_grammar_and_allowed_ids_both_hold(temperature: float) -> None:
+    class Grammar:
+        def allowed(self, path: Any) -> np.ndarray:
+            return np.array([True, True, True])
+
+        def allows(self, token: int, path: Any) -> bool:
+            return token < 3
+
+    params = SamplingParams(temperature=temperature, allowed_token_ids=[2, 3])
+    found = Warper(params, grammar=Grammar()).law(LOGITS)  # type: ignore[arg-type]
+    assert found.tokens.tolist() == [2]
+
+
 def test_ties_at_the_edges() -> None:
     assert law([0, 0, 0, -9], top_k=1).tokens.tolist() == [0, 1, 2]
     assert law([0, 0, 0, 0], top_p=0.5).tokens.tolist() == [0, 1]
