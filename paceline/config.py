@@ -167,6 +167,11 @@ class EngineConfig:
                 raise InvalidParameter(
                     name, f"{getattr(self, name)!r} is no text", "see docs/api/config.md for its values"
                 )
+        for name in ("prefix_caching", "parse_special_tokens", "deterministic"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameter(name, f"{getattr(self, name)!r} is not True or False", "give a bool")
+        if not self.profile:
+            raise InvalidParameter("profile", "is empty", "name a file of `paceline tune`, or give auto or none")
         if self.dtype in _DTYPE_SPELLINGS:
             raise InvalidParameter("dtype", f"{self.dtype!r} is unknown", f"use {_DTYPE_SPELLINGS[self.dtype]!r}")
         if self.memory_fraction is not None:

@@ -225,7 +225,7 @@ class Grammar:
             given = {"json": {"type": "object"}}
         if len(given) != 1 or next(iter(given)) not in GRAMMARS:
             problem = f"{_shown(dict(given))} is not one of the kinds"
-            raise InvalidParameter(name, problem, f"give exactly one of {', '.join(GRAMMARS)}")
+            raise InvalidParameter(name, problem, f"give exactly one of {', '.join(GRAMMARS)}, json_object")
         [(kind, source)] = given.items()
         return {kind: _grammar_text(f"{name}.{kind}", kind, source)}
 

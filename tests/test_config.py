@@ -13,7 +13,8 @@ from paceline.errors import InvalidParameter
         ("max_num_batched_tokens", 0.5), ("kv_cache_memory_bytes", "1G"), ("memory_fraction", 1.5),
         ("memory_fraction", "half"), ("executor", "abacus"), ("scheduler", "fifo"), ("tensor_parallel_size", 0),
         ("pipeline_head_share", 1.5), ("pipeline_head_share", "all"),
-        ("max_num_sequences", 3),
+        ("max_num_sequences", 3), ("prefix_caching", "no"), ("parse_special_tokens", 1), ("deterministic", None),
+        ("profile", ""),
     ],
 )  # fmt: skip
 def test_an_engine_field_that_cannot_be_used_is_refused_by_name(field, value):

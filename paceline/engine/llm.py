@@ -224,7 +224,8 @@ class LLM:
             EngineDead: the `LLM` is closed.
         """
         items = _as_list(prompts)
-        each = _per_prompt("sampling_params", sampling_params or SamplingParams(), SamplingParams, len(items))
+        wanted = SamplingParams() if sampling_params is None else sampling_params
+        each = _per_prompt("sampling_params", wanted, SamplingParams, len(items))
         priorities = _per_prompt("priority", priority, int, len(items))
         ids: list[str] = []
         finished: dict[str, RequestOutput] = {}

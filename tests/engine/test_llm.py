@@ -43,6 +43,9 @@ def test_priorities_may_differ_per_prompt_and_a_wrong_number_is_refused(llm):
         llm.generate(PROMPTS, SHORT, priority=[1])
     with pytest.raises(InvalidParameter, match="sampling_params"):
         llm.generate(PROMPTS, [SHORT])
+    with pytest.raises(InvalidParameter, match="sampling_params: 0 for 4 prompts"):
+        llm.generate(PROMPTS, [])
+    assert llm.generate([], []) == []
 
 
 def test_a_timeout_covers_what_still_waits(llm):
