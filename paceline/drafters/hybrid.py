@@ -349,5 +349,8 @@ def make_hybrid(
     """
     if isinstance(drafters, str):
         raise InvalidParameter("drafters", f"{drafters!r} is one name", "give a list, e.g. ['suffix', 'draft_model']")
-    children = [make_child(services, wanted, model, dtype) for wanted in drafters]
+    try:
+        children = [make_child(services, wanted, model, dtype) for wanted in drafters]
+    except InvalidParameter as error:
+        raise InvalidParameter(error.field, f"in hybrid, {error.problem}", error.remedy) from None
     return Hybrid(children, unite, services.clock)

@@ -365,3 +365,8 @@ class Watcher(Fixed):
 def test_what_cannot_work_is_refused(build, field):
     with pytest.raises(InvalidParameter, match=field):
         build()
+
+
+def test_what_a_child_lacks_is_said_of_the_hybrid():
+    with pytest.raises(InvalidParameter, match=r"model: in hybrid, drafter 'draft_model' .*--draft-model"):
+        make_drafter("hybrid", object(), drafters=["draft_model", "ngram"])  # type: ignore[arg-type]
