@@ -75,6 +75,14 @@ def check_file(field: str, path: Path) -> Path:
     return path
 
 
+def check_placed_file(field: str, path: Path) -> Path:
+    """As `check_file`, for a path typed at the command line: a folder that is missing is rather a slip than a wish."""
+    folder = path.absolute().parent
+    if not folder.exists():
+        raise InvalidParameter(field, f"the folder {folder} does not exist", "make it, or name another place")
+    return check_file(field, path)
+
+
 def whole_lines(path: Path) -> list[str]:
     """The complete lines of a file that is appended to; a last line without newline is left out (see `cut_off`).
 

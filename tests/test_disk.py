@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from paceline.disk import check_file, in_one_move, writing
+from paceline.disk import check_file, check_placed_file, in_one_move, writing
 from paceline.errors import InvalidParameter
 
 
@@ -18,7 +18,14 @@ def test_a_file_that_is_there_is_asked_itself(tmp_path, monkeypatch):
     assert check_file("output", type(path)("/dev/stdout"))
 
 
-def test_folders_are_made_and_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
+def test_a_misspelt_folder_is_not_made(tmp_path):
+    with pytest.raises(InvalidParameter, match=r"output: the folder .*new does not exist"):
+        check_placed_file("output", tmp_path / "new" / "file.txt")
+    assert os.listdir(tmp_path) == []
+    assert check_placed_file("output", tmp_path / "file.txt") == tmp_path / "file.txt"
+
+
+def test_folders_are_made_and_what_cannot_be_written_is_refused(tmp_path):
     assert check_file("output", tmp_path / "new" / "file.txt").parent.is_dir()
     with pytest.raises(InvalidParameter, match=r"output: .* is a folder"):
         check_file("output", tmp_path)

@@ -12,7 +12,7 @@ from paceline.cli import options as o
 from paceline.cli.given import options_of, refuse_given
 from paceline.cli.groups import Drafting, Machine, grouped
 from paceline.cli.terminal import output, progress_bars
-from paceline.disk import check_file
+from paceline.disk import check_placed_file
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def audit(
     from paceline.evaluation.provenance import provenance
 
     if question.html is not None:
-        check_file("html", question.html)
+        check_placed_file("html", question.html)
     texts = [prompt.text for prompt in load_prompts(question.prompts)]
     if question.url is not None:
         result = _remote(question.url, _plain_url(context, model, question), texts, question)

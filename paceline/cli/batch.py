@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from paceline.cli import options as o
 from paceline.cli.serve import need_extras
 from paceline.cli.terminal import messages, progress_bars
-from paceline.disk import check_file, is_device
+from paceline.disk import check_placed_file, is_device
 from paceline.errors import InvalidParameter
 
 
@@ -33,7 +33,8 @@ def batch(
 ) -> None:
     """Answer a file of requests without a server; what an earlier run has answered is not asked again.
 
-    The model of a request's body is not looked at: --model answers all.
+    The model of a request's body is not looked at: --model answers all. A request that is refused gets a line with its
+    error and counts as answered; the exit code stays 0.
 
     Examples:
 
@@ -46,6 +47,8 @@ def batch(
 
     _check_target(source, target)
     requests, done = read_requests(source), answered(target)
+    if not requests:
+        raise InvalidParameter("input", f"{source} is empty", "give at least one request")
     waiting = [request for request in requests if request["custom_id"] not in done]
     if done:
         messages.print(f"{len(requests) - len(waiting)} of {len(requests)} are answered already")
@@ -61,7 +64,7 @@ def _check_target(source: Path, target: Path) -> None:
     """Raise InvalidParameter where answers cannot be added to `target`, or found there by a later run."""
     if is_device(target):
         raise InvalidParameter("output", f"{target} is no file", "name one: what it holds is not asked again")
-    check_file("output", target)
+    check_placed_file("output", target)
     if target.exists() and target.samefile(source):
         raise InvalidParameter("output", f"{target} holds the requests", "name another file")
 

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from paceline.cli import options as o
 from paceline.cli.groups import Machine, grouped
 from paceline.cli.terminal import messages, output, progress_bars, show_table
-from paceline.disk import check_file
+from paceline.disk import check_placed_file
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def bench(
     plan = Plan(asked.cells(), stop.rounds, stop.minutes, stop.narrow)
     for name, path in (("resume", files.resume), ("html", files.html), ("markdown", files.markdown)):
         if path is not None:
-            check_file(name, path)
+            check_placed_file(name, path)
     arms, skipped, dtype = _arms(model, specs, compared, asked.raw, machine)
     known = {"model": model, "dtype": dtype}
     for gate in gates:

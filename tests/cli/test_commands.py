@@ -205,6 +205,7 @@ def test_the_version_is_told():
         ("pipe", "is no file"),
         ("other.jsonl", "holds requests, not answers"),
         ("text", "something else"),
+        ("nowhere/answers.jsonl", "nowhere does not exist"),
     ],
 )
 def test_batch_asks_first_whether_answers_can_be_kept(tmp_path, target, problem):
@@ -216,6 +217,12 @@ def test_batch_asks_first_whether_answers_can_be_kept(tmp_path, target, problem)
     os.mkfifo(tmp_path / "pipe")
     result = runner.invoke(app, ["batch", str(requests), str(tmp_path / target)])
     assert isinstance(result.exception, InvalidParameter) and problem in str(result.exception)
+
+
+def test_batch_wants_a_request(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("\n")
+    result = runner.invoke(app, ["batch", str(tmp_path / "empty.jsonl"), str(tmp_path / "out.jsonl")])
+    assert isinstance(result.exception, InvalidParameter) and "is empty" in str(result.exception)
 
 
 @pytest.mark.parametrize(
