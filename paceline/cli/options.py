@@ -191,7 +191,9 @@ Otel = Annotated[
     bool,
     option(SERVER, "--otel", help="Tell OpenTelemetry of every request, by OTEL_EXPORTER_OTLP_ENDPOINT and the like."),
 ]
-ExecutorName = Annotated[str, option(MACHINE, "--executor", help="auto, numba, torch or cuda.")]
+ExecutorName = Annotated[
+    str, option(MACHINE, "--executor", help="auto, numba, torch or cuda (on --device cpu slowly, for tests).")
+]
 Json = Annotated[bool, option(OUTPUT, "--json", help="Print one JSON object and nothing else.")]
 
 

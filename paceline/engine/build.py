@@ -15,7 +15,7 @@ from paceline.engine.policy_wall import WalledPolicy
 from paceline.engine.profiles import find_profile
 from paceline.engine.quick_profile import quick_profile
 from paceline.engine.speculation import Speculation
-from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.errors import InvalidParameter, UnsupportedModel, warn_safely
 from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, LooksAhead, LooksUp
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
@@ -76,6 +76,9 @@ def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progr
     if config.is_parallel:
         return _parallel_model(checkpoint, config, name, progress)
     if executor == "cuda":
+        if config.device == "cpu":
+            warn_safely("the cuda executor runs on the CPU, slowly, for tests; name a GPU by device (--device cuda:0)",
+                        UserWarning)  # fmt: skip
         from paceline.models.cuda_executor import CudaModel
 
         return CudaModel(checkpoint, config.device, config.dtype, deterministic=config.deterministic)

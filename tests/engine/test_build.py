@@ -33,3 +33,9 @@ def test_torch_refuses_what_only_the_kernels_know(field):
     pytest.importorskip("torch")
     with pytest.raises(InvalidParameter, match=next(iter(field))):
         load_executor(RandomCheckpoint(ODD), EngineConfig(executor="torch", **field), "odd", silent)
+
+
+def test_the_cuda_executor_warns_where_it_runs_on_the_cpu():
+    pytest.importorskip("paceline.models.cuda_executor")
+    with pytest.warns(UserWarning, match="the cuda executor runs on the CPU"):
+        load_executor(RandomCheckpoint(small_config()), EngineConfig(executor="cuda", dtype="float32"), "small", silent)
