@@ -121,6 +121,8 @@ class Arms:
         lengths = self.num_draft_tokens
         every = [] if lengths is None else o.distinct_numbers("num_draft_tokens", lengths, int)
         drafts, texts, taken = o.names(self.drafts), self.spec or [], (PLAIN, AGAIN)
+        if not (drafts or texts or self.url):
+            raise InvalidParameter("drafts", "names no drafter", "name some, or give --spec or --url")
         return specs_of(drafts, every, texts, taken, rule=self.rule, policy=self.policy)
 
 

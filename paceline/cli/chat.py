@@ -9,6 +9,7 @@ from paceline.cli import options as o
 from paceline.cli.conversation import Conversation
 from paceline.cli.groups import Drafting, Machine, Sampling, grouped
 from paceline.cli.line_input import line_reader
+from paceline.cli.prompts import argument_text
 from paceline.cli.show import LEGEND, TokenPrinter, closing_table, why_cut, why_short
 from paceline.cli.terminal import messages, output, show_table
 from paceline.errors import EngineDead, PacelineError
@@ -56,6 +57,7 @@ def chat(
         paceline chat -m qwen.gguf --draft draft_model --draft-model qwen-small.gguf --temperature 0
     """
     params = sampling.params()
+    system = None if system is None else argument_text("system", system)
     llm = o.load_llm(model, drafting.config(), **machine.engine())
     o.say_dtype(llm, machine.dtype)
     messages.print("/help lists the commands, /exit leaves.", style="dim")

@@ -45,7 +45,9 @@ class Conversation:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise InvalidParameter("message", "holds half a surrogate pair", "type valid Unicode") from None
+            raise InvalidParameter(
+                "message", "is not valid UTF-8", "convert it; the conversation is as it was"
+            ) from None
         self._messages.append({"role": "user", "content": text})
         before = self._first
         for first in range(before, len(self._messages), 2):

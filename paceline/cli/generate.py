@@ -9,7 +9,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.groups import Devices, Drafting, Sampling, grouped
-from paceline.cli.prompts import read_standard_input
+from paceline.cli.prompts import argument_text, read_standard_input
 from paceline.cli.show import LEGEND, TokenPrinter, closing_table, is_identical, verdict, why_cut, why_short
 from paceline.cli.terminal import messages, output, show_table, tell_waiting
 from paceline.errors import InvalidParameter
@@ -82,7 +82,7 @@ def generate(
         paceline generate --draft ngram --max-tokens 64 --compare --json "1, 2, 3," | jq .stats
     """
     params = answer.params()
-    text = read_standard_input() if prompt == "-" else prompt
+    text = read_standard_input() if prompt == "-" else argument_text("prompt", prompt)
     if not text:
         raise InvalidParameter("prompt", "is empty", "give at least one character")
     if chat and raw:
@@ -135,9 +135,13 @@ def _grammar(json_schema: Path | None, regex: str | None) -> dict[str, str] | No
     if regex is not None:
         raise InvalidParameter("regex", "is given beside --json-schema", "leave one of the two out")
     try:
-        return {"json": json_schema.read_text(encoding="utf-8")}
+        text = json_schema.read_text(encoding="utf-8")
+        json.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidParameter("json_schema", f"{json_schema} cannot be read ({error})", "give a JSON file") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidParameter("json_schema", f"{json_schema} is no JSON ({error})", "give a JSON schema") from None
+    return {"json": text}
 
 
 def _record(run, plain, stats: dict) -> dict:

@@ -16,7 +16,7 @@ def line_reader(prompt: str, words: Sequence[str]) -> Callable[[], str]:
     if sys.stdin.isatty() and sys.stdout.isatty():
         return _editor(prompt, words)
     if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # bytes that are not text must not end a conversation
+        sys.stdin.reconfigure(errors="surrogateescape")  # a message that is no text is refused, and the next one read
     return _read_pipe
 
 

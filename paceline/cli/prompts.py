@@ -22,7 +22,21 @@ def prompt_ids(tokenizer: "Tokenizer", text: str, raw: bool) -> list[int]:
 
 def prompts_of(arguments: Iterable[str]) -> list[str]:
     """The arguments themselves, and for each ``@FILE`` among them the prompts of that file (see `read_prompts`)."""
-    return [p for each in arguments for p in (read_prompts(Path(each[1:])) if each.startswith("@") else [each])]
+    return [
+        prompt
+        for each in arguments
+        for prompt in (read_prompts(Path(each[1:])) if each.startswith("@") else [argument_text("prompts", each)])
+    ]
+
+
+def argument_text(field: str, text: str) -> str:
+    """`text`, given as an argument. Raises InvalidParameter if its bytes were not UTF-8 (Python makes surrogates)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        problem = f"the argument is not UTF-8 (its character {error.start})"
+        raise InvalidParameter(field, problem, "convert it") from None
+    return text
 
 
 def read_prompts(path: Path) -> list[str]:

@@ -109,6 +109,10 @@ def test_models_lists_the_default_model():
         (["generate", "--temperature", "1", "--compare", "hi"], ["seed"]),
         (["generate", "--draft", "none", "--compare", "hi"], ["compare", "--draft none", "name a drafter"]),
         (["generate", ""], ["prompt", "empty"]),
+        (["generate", "caf\udce9"], ["prompt", "the argument is not UTF-8", "convert it"]),
+        (["chat", "--system", "caf\udce9"], ["system", "the argument is not UTF-8"]),
+        (["generate", "--json-schema", __file__, "hi"], ["json_schema", __file__, "is no JSON"]),
+        (["bench", "--drafts", ""], ["drafts", "names no drafter"]),
         (["generate", "--chat", "--raw", "hi"], ["raw", "--chat", "leave one"]),
         (["generate", "--draft", "none", "--draft-option", "x=1", "hi"], ["draft_option", "none"]),
         (["generate", "--draft", "none", "-k", "4", "hi"], ["num_draft_tokens", "none"]),
@@ -137,6 +141,11 @@ def test_bad_input_is_one_line_that_names_the_field_and_the_remedy(arguments, wo
     said = capsys.readouterr()
     assert ended.value.code == 2
     check_refusal(said.out, said.err, words)
+
+
+def test_python_runs_the_package():
+    done = subprocess.run([sys.executable, "-m", "paceline", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, invoke("--version"))
 
 
 def test_a_warning_is_one_line_without_its_place_in_the_code(monkeypatch, capsys):

@@ -41,7 +41,7 @@ def test_a_message_that_cannot_fit_leaves_the_conversation_as_it_was():
 def test_a_message_that_is_no_unicode_leaves_the_conversation_as_it_was():
     talk = conversation()
     talk.ask("a")
-    with pytest.raises(InvalidParameter, match="surrogate"):
+    with pytest.raises(InvalidParameter, match="not valid UTF-8"):
         talk.ask("b\ud800")
     assert talk.ask("c")[0] == encode([{"content": "a"}, {"content": "c"}])
 
@@ -113,6 +113,14 @@ def test_lines_from_a_pipe_have_any_length(monkeypatch):
     assert read() == "last"
     with pytest.raises(EOFError):
         read()
+
+
+def test_a_line_that_is_no_utf8_is_refused_and_the_next_one_read(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\nhello\n"), encoding="utf-8"))
+    loop = Recorder(conversation())
+    loop.run(line_reader("you> ", []))
+    assert [text for text, _ in loop.asked] == ["hello"]
+    assert "message: is not valid UTF-8" in capsys.readouterr().err
 
 
 def test_lines_on_a_terminal_are_edited_and_have_any_length(monkeypatch, tmp_path):

@@ -70,3 +70,8 @@ def test_ends_of_lines_within_a_record_are_its_own(tmp_path):
     path.write_text("\r\n".join(lines) + "\n", encoding="utf-8", newline="")
     assert read_prompts(path) == texts
     assert [one.answer for one in load_prompts(str(path))] == texts
+
+
+def test_an_argument_that_is_no_utf8_is_refused():
+    with pytest.raises(InvalidParameter, match=r"prompts: the argument is not UTF-8 \(its character 3\)"):
+        prompts_of(["caf\udce9"])

@@ -47,7 +47,8 @@ def layers(root: Path = ROOT) -> list[list[str]]:
 def rooms(package: str = "paceline") -> dict[str, Room]:
     """Every room of `package` with its imports, from the source (nothing of it is run)."""
     graph = grimp.build_graph(package, include_external_packages=True, cache_dir=None)
-    return {child.split(".")[1]: _room(graph, child) for child in sorted(graph.find_children(package))}
+    children = sorted(child for child in graph.find_children(package) if not child.endswith("__"))  # not __main__
+    return {child.split(".")[1]: _room(graph, child) for child in children}
 
 
 def _room(graph: grimp.ImportGraph, name: str) -> Room:
