@@ -1,6 +1,7 @@
 """`paceline models`: the built-in names, what was pulled, and what lies in the cache."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from paceline.cli.terminal import output, show_table
 from paceline.models.cache_dir import cache_dir
 from paceline.models.download import BUILTIN_MODELS, weights_path
 from paceline.models.hub_copies import all_pulled, unfinished
+from paceline.models.numba_executor.conversions import of_other_versions
 
 
 def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
@@ -31,8 +33,9 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON inst
     copies = [{"name": copy.name, "path": str(copy.path), "bytes": copy.num_bytes} for copy in all_pulled()]
     parts = [{"path": str(path), "bytes": num_bytes} for path, num_bytes in unfinished()]
     cache = {"folder": str(cache_dir()), "bytes": _size(cache_dir())}
+    unread = [{"path": str(path), "bytes": _size(path)} for path in of_other_versions(cache_dir())]
     if as_json:
-        print(json.dumps({"models": rows, "pulled": copies, "unfinished": parts, "cache": cache}))
+        print(json.dumps({"models": rows, "pulled": copies, "unfinished": parts, "cache": cache, "unread": unread}))
         return
     table = Table("name", "licence", "size", "downloaded")
     for row in rows:
@@ -43,6 +46,10 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON inst
         table.add_row(Path(part["path"]).name, "", _megabytes(part["bytes"]), "so far; pull it again to go on")
     show_table(table, output)
     print(f"cache: {cache['folder']}, {_megabytes(cache['bytes'])} (downloads, converted weights, kernels)")
+    if unread:
+        folders = " ".join(shlex.quote(each["path"]) for each in unread)
+        size = _megabytes(sum(each["bytes"] for each in unread))
+        print(f"{size} of it are weights that another version of paceline converted; to remove them: rm -r {folders}")
 
 
 def _megabytes(num_bytes: int) -> str:

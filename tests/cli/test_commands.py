@@ -93,6 +93,19 @@ def test_models_lists_the_default_model():
     assert options.DEFAULT_MODEL in invoke("models")
 
 
+def test_models_tells_how_to_remove_weights_of_other_versions(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    assert "rm -r" not in invoke("models")
+    old = tmp_path / "converted" / "abc def-int8-0"
+    old.mkdir(parents=True)
+    (old / "head.npy").write_bytes(b"0" * 3_000_000)
+    assert (
+        f"3 MB of it are weights that another version of paceline converted; to remove them: rm -r '{old}'"
+        in invoke("models")
+    )
+    assert json.loads(invoke("models", "--json"))["unread"] == [{"path": str(old), "bytes": 3_000_000}]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -1,6 +1,9 @@
 """Damage in the cache is noticed, and what was damaged is made anew: weights, kernels, downloads."""
 
+import errno
 import json
+import os
+import tempfile
 from random import Random
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 from paceline import disk
 from paceline.models import intact
 from paceline.models.numba_executor import weights
+from paceline.models.numba_executor.conversions import LAYOUT, of_other_versions, place_of
 from tests.fakes import RandomCheckpoint, small_config
 
 
@@ -95,6 +99,38 @@ def test_damaged_weights_are_converted_again(damage, name, tmp_path, monkeypatch
     healed = weights.load_weights(checkpoint, "int8")
     assert all(np.array_equal(value, healed[key]) for key, value in good.items())
     assert list((tmp_path / "converted").iterdir()) == [folder]  # nothing is left beside it
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+def test_where_the_cache_is_read_only_weights_are_converted_for_now(tmp_path, monkeypatch, code):
+    checkpoint = RandomCheckpoint(small_config(num_hidden_layers=1))
+    monkeypatch.setattr(weights, "cache_dir", lambda: tmp_path / "open")
+    kept = weights.load_weights(checkpoint, "int8")
+    make, asides = tempfile.mkdtemp, []
+
+    def refuse(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    def aside(*arguments, **how):
+        asides.append(make(*arguments, **how))
+        return asides[-1]
+
+    monkeypatch.setattr(weights, "cache_dir", lambda: tmp_path / "closed")
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(tempfile, "mkdtemp", aside)
+    with pytest.warns(UserWarning, match=r"not kept.*PACELINE_CACHE"):
+        found = weights.load_weights(checkpoint, "int8")
+    assert all(np.array_equal(value, kept[key]) for key, value in found.items() if key != "experts")
+    assert not any((tmp_path / "closed").rglob("*.npy")) and not any(map(os.path.exists, asides))
+
+
+def test_weights_of_other_versions_are_told_apart(tmp_path):
+    ours = place_of(tmp_path, "abc", "bfloat16-pairs")
+    theirs = tmp_path / "converted" / f"abc-int8-{LAYOUT + 1}"
+    for folder in (ours, theirs, tmp_path / "converted" / "unfinished-x1"):
+        folder.mkdir(parents=True)
+    assert of_other_versions(tmp_path) == [theirs]
+    assert of_other_versions(tmp_path / "nothing") == []
 
 
 def test_a_manifest_that_is_no_object_is_not_trusted(sealed):

@@ -1,29 +1,27 @@
 """Weights as the kernels read them: packed once, stored on disk, memory-mapped from then on.
 
 `load_weights` converts a checkpoint to panels (`gemm.pack`) in the given dtype and stores them in the cache folder;
-later loads map the files. A conversion is written to a temporary folder that is renamed at its end, so a partial one is
-never used; a damaged one (`models/intact.py`) is converted again. Not for file formats (`models/checkpoint.py`).
+later loads map the files. Not for where they are kept (`conversions.py`) or for file formats (`models/checkpoint.py`).
 """
 
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from paceline.errors import InvalidParameter, PacelineError, UnsupportedModel
+from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.bfloat16 import to_bfloat16
 from paceline.models.cache_dir import cache_dir
 from paceline.models.checkpoint import Checkpoint, LetsGo
 from paceline.models.config import ModelConfig
 from paceline.models.dtypes import has_blocks
-from paceline.models.intact import is_sealed, seal
 from paceline.models.numba_executor.blocks.formats import FORMATS
 from paceline.models.numba_executor.blocks.store import no_matrix, read_matrix, write_matrix
+from paceline.models.numba_executor.conversions import filled, place_of
 from paceline.models.numba_executor.experts import ExpertWeights
 from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, ZERO_BYTE, pack, padded_rows
@@ -38,8 +36,6 @@ STORED = {"bfloat16": np.uint16, "float16": np.int16, "float32": np.float32, "in
 """Element type of panels by dtype; panels of gguf are bytes of blocks."""
 BLOCKS = "gguf"
 """The dtype of matrices in the blocks of a file."""
-LAYOUT = 6
-"""Version of the packing; increase it to have weights converted again."""
 
 
 def shape_of(config: ModelConfig) -> Shape:
@@ -95,6 +91,8 @@ def shape_of(config: ModelConfig) -> Shape:
 def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None = None) -> dict[str, Any]:
     """The fields of `forward.Weights` (rotary tables excepted) by name, memory-mapped.
 
+    Where the cache folder is read-only they are converted at every start, and read into memory.
+
     Raises:
         InvalidParameter: an unknown dtype, w8a8 or gguf with heads that are no multiple of 32, or gguf for weights that
             are not stored in blocks.
@@ -106,11 +104,13 @@ def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None =
     shape_of(checkpoint.config)
     _check_rounding(checkpoint, dtype)
     kind = "bfloat16-pairs" if activations_of(dtype) is np.uint16 else dtype
-    folder = cache_dir() / "converted" / f"{checkpoint.fingerprint}-{kind}-{LAYOUT}"
-    if not is_sealed(folder):
-        _remove(folder)
-        _convert_into(folder, checkpoint, dtype, progress or (lambda done, total: None))
-    return stored_arrays(folder, checkpoint.config, dtype)
+    folder = place_of(cache_dir(), checkpoint.fingerprint, kind)
+    with filled(folder, lambda empty: convert(empty, checkpoint, dtype, progress or _silent)) as (full, stays):
+        return stored_arrays(full, checkpoint.config, dtype, mapped=stays)
+
+
+def _silent(done: int, total: int) -> None:
+    """A progress callback that does nothing."""
 
 
 def _check_rounding(checkpoint: Checkpoint, dtype: str) -> None:
@@ -153,45 +153,6 @@ def _nothing(name: str, dtype: str) -> Any:
     empty = np.zeros(0, STORED[dtype] if packed else np.float32)
     empty.flags.writeable = False
     return empty
-
-
-def _convert_into(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress) -> None:
-    """Convert beside `folder` and rename at the end."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
-    except OSError as error:
-        raise _disk_error(error, folder) from error
-    try:
-        convert(temporary, checkpoint, dtype, progress)
-        seal(temporary)
-        temporary.rename(folder)
-    except OSError as error:
-        if not folder.exists():  # another process may have finished the same conversion first
-            raise _disk_error(error, folder) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _remove(folder: Path) -> None:
-    """Remove a damaged conversion. Its name is free at once; processes that have mapped it keep their files."""
-    if not folder.exists():
-        return
-    try:
-        with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder.parent, ignore_cleanup_errors=True) as aside:
-            folder.rename(Path(aside) / folder.name)
-    except FileNotFoundError:
-        return  # another process took it away first
-    except OSError as error:
-        raise _disk_error(error, folder) from error
-
-
-def _disk_error(error: OSError, folder: Path) -> PacelineError:
-    reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
-    return PacelineError(
-        f"PACELINE_CACHE: converted weights could not be stored in {folder.parent}: {reason}; free some space or set "
-        "PACELINE_CACHE to a folder on another disk"
-    )
 
 
 def convert(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress = lambda done, total: None) -> None:
