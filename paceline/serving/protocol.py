@@ -2,10 +2,11 @@
 
 A null stands for the field's default, as with OpenAI. A field that asks for nothing is passed over; one with a meaning
 that is not served is refused. Beyond OpenAI's, with vLLM's names: ``top_k``, ``min_p``, ``repetition_penalty``,
-``ignore_eos``, ``min_tokens``, ``stop_token_ids``, ``bad_words``, ``prompt_logprobs``, ``return_token_ids``,
-``add_special_tokens``, ``add_generation_prompt``, ``continue_final_message``, ``chat_template_kwargs``, ``priority``,
-``cache_salt``. Our own: ``speculative``, ``prediction`` on both endpoints,
-``logprobs_mode``, ``timeout``, ``slo`` (seconds from arrival to answer, clusters only) and ``paceline``.
+``ignore_eos``, ``min_tokens``, ``stop_token_ids``, ``include_stop_str_in_output``, ``bad_words``,
+``allowed_token_ids``, ``prompt_logprobs``, ``return_token_ids``, ``add_special_tokens``, ``add_generation_prompt``,
+``continue_final_message``, ``chat_template_kwargs``, ``priority``, ``cache_salt``. Our own: ``speculative``,
+``prediction`` on both endpoints, ``logprobs_mode``, ``timeout``, ``slo`` (seconds from arrival to answer, clusters
+only) and ``paceline``.
 """
 
 from collections.abc import Mapping
@@ -39,8 +40,8 @@ _COMPLETION_TOKENS = 16
 
 _SAMPLING = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logit_bias", "bad_words", "seed", "stop_token_ids", "min_tokens", "ignore_eos", "prompt_logprobs", "logprobs_mode",
-    "speculative",
+    "logit_bias", "bad_words", "allowed_token_ids", "seed", "stop_token_ids", "include_stop_str_in_output",
+    "min_tokens", "ignore_eos", "prompt_logprobs", "logprobs_mode", "speculative",
 )  # fmt: skip
 """Fields that the sampler calls the same."""
 
@@ -63,9 +64,11 @@ class Request(BaseModel):
     repetition_penalty: Amount = 1.0
     logit_bias: dict[int, Bias] = Field(default_factory=dict)
     bad_words: list[str] = Field(default_factory=list)
+    allowed_token_ids: list[TokenId] | None = None
     seed: Whole | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] = Field(default_factory=list)
+    include_stop_str_in_output: bool = False
     min_tokens: Whole = 0
     ignore_eos: bool = False
     n: Whole = 1
@@ -92,10 +95,7 @@ class Request(BaseModel):
     @classmethod
     def _nulls_are_defaults(cls, data: Any) -> Any:
         """A field that is null is as good as left out."""
-        kept = without_nulls(data)
-        if isinstance(kept, dict) and kept.get("top_k") == -1:  # vLLM's way to switch it off
-            kept["top_k"] = 0
-        return kept
+        return without_nulls(data)
 
     def params(self, default_max_tokens: int, **more: Any) -> SamplingParams:
         """What the sampler is asked; `more` are fields that the endpoints name differently.

@@ -24,6 +24,8 @@ TURN = {"role": "user", "content": "hello"}
         (COMPLETIONS, {"prompt": [[97], [False]]}),
         (COMPLETIONS, {"stop_token_ids": [True]}),
         (COMPLETIONS, {"stop_token_ids": [5000]}),
+        (COMPLETIONS, {"allowed_token_ids": [5000]}),
+        (COMPLETIONS, {"allowed_token_ids": []}),
         (COMPLETIONS, {"logit_bias": {"97": True}}),
         (COMPLETIONS, {"stream_options": {"zzz": 1}}),
         (CHATS, {"top_logprobs": True, "logprobs": True}),
@@ -50,6 +52,19 @@ def test_what_clients_send_besides_is_passed_over(ask):
     plain, more = ask(CHATS, CHAT | {"stream": True}, CHAT | options | passed)
     texts = ["".join(e["choices"][0]["delta"]["content"] for e in events(each)) for each in (plain, more)]
     assert texts[0] == texts[1]
+
+
+def test_fields_with_vllms_names_reach_the_sampler(ask):
+    letters = [ord(letter) for letter in "xyz"]
+    [free] = ask(COMPLETIONS, TEXT | {"max_tokens": 12})
+    said = free.json()["choices"][0]["text"]
+    few, kept, off = ask(
+        COMPLETIONS, TEXT | {"allowed_token_ids": letters},
+        TEXT | {"max_tokens": 12, "stop": said[3:5], "include_stop_str_in_output": True}, TEXT | {"top_k": -1},
+    )  # fmt: skip
+    assert set(few.json()["choices"][0]["text"]) <= set("xyz")
+    assert kept.json()["choices"][0]["text"].endswith(said[3:5])
+    assert off.json()["choices"][0]["text"] == said[:4]
 
 
 def test_endless_times_are_refused(serving):
