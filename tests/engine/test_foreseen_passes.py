@@ -124,8 +124,9 @@ def test_requests_with_lookups_that_come_go_and_lose_their_pages(repetitive, eag
         engine_of(each, pages, spec, **config) for each, spec in zip(repetitive, (drafts, None), strict=True)
     )
     assert texts(ours, requests) == texts(theirs, requests)
-    assert ours.metrics.spec_decode_num_draft_tokens > 0 or policy != "fixed"
-    assert model._foreseen.num_taken > before
+    if policy == "fixed":  # others decide by the time that steps take
+        assert ours.metrics.spec_decode_num_draft_tokens > 0
+        assert model._foreseen.num_taken > before
     assert ours.scheduler.pool.num_free == pages
 
 

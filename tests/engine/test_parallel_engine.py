@@ -8,7 +8,7 @@ from paceline import LLM
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine import llm as llm_module
 from paceline.engine.build import LoadedModel, build_engine, load_executor, silent
-from paceline.errors import InvalidParameter, WorkerDied
+from paceline.errors import EngineDead, InvalidParameter
 from paceline.models.resolve import ModelSource
 from paceline.types import SamplingParams
 from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
@@ -76,7 +76,7 @@ def test_an_llm_ends_its_processes(monkeypatch):
         text = llm.generate(list(b"abc"), GREEDY)[0].token_ids
     assert len(text) == 40 or text[-1] == 130
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
-    with pytest.raises(WorkerDied, match="closed"):
+    with pytest.raises(EngineDead, match="closed"):
         llm.generate(list(b"abc"), GREEDY)
 
 

@@ -14,7 +14,7 @@ _BLOCK = 1024
 _BIG = tl.constexpr(1 << 31)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tokens", "slots"])
 def _remember(tokens, picks, slots, texts):
     row = tl.program_id(0)
     token = tl.load(tokens + row)
@@ -30,7 +30,7 @@ def _text(texts, pages, position, known, PAGE: tl.constexpr):
     return tl.load(texts + page * PAGE + position % PAGE, mask=known, other=-1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "width", "spare_slot"])
 def _advance(
     packed, picks, texts, num_rows, width, spare_slot, FLAT: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr,
     LONGEST: tl.constexpr, SHORTEST: tl.constexpr, EARLIEST: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
