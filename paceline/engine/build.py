@@ -200,14 +200,15 @@ def _prior(
 def _look_ahead(model: CausalLM, cache: KVCache, drafter: Drafter, most: int) -> int:
     """The lookahead slots of each request, after telling the cache of a drafter whose steps can be started early.
 
-    Such a step has up to `most` drafts, and begins as many tokens after the last one, plus one.
+    Args:
+        most: longest draft.
     """
     num_ahead = model.num_lookahead_slots if isinstance(model, LooksAhead) else 0
     how = getattr(drafter, "prompt_lookup", None)
     if how is None or not (num_ahead and most and isinstance(cache, LooksUp)):
         return num_ahead
-    cache.look_up(*how)
-    return num_ahead + 2 * most
+    longest, shortest, earliest = how
+    return num_ahead + cache.look_up(longest, shortest, earliest, most)
 
 
 def _scheduler_config(

@@ -202,8 +202,16 @@ class LooksAhead(Protocol):
 class LooksUp(Protocol):
     """A cache of a model that `LooksAhead`, beside which steps with drafts by prompt lookup are started early too."""
 
-    def look_up(self, longest: int, shortest: int, earliest: bool) -> None:
-        """Keep the tokens of all passes from now on, and look them up as `NGram` does, whose options these are."""
+    def look_up(self, longest: int, shortest: int, earliest: bool, num_drafts: int) -> int:
+        """Keep the tokens of all passes from now on, and look them up as `NGram` does, whose options these are.
+
+        Args:
+            num_drafts: the longest draft of a step.
+
+        Returns:
+            Lookahead slots that this needs besides those without drafts: such a step begins up to `num_drafts` tokens
+            later, and has as many. 0 where steps will not be started early.
+        """
         ...
 
 

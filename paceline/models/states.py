@@ -12,7 +12,14 @@ import numpy as np
 
 
 class OnDevice(Protocol):
-    """Rows [n, width] on a device that no later pass overwrites. `np.asarray` waits for the device and fetches them."""
+    """Rows [n, width] on a device that no later pass overwrites. `np.asarray` waits for the device and fetches them.
+
+    Attributes:
+        table: all rows of the pass that they are part of, which they keep in memory.
+    """
+
+    @property
+    def table(self) -> Any: ...
 
     def __len__(self) -> int: ...
 

@@ -236,8 +236,14 @@ class Scheduler:
             self.pool.publish(request.page_table[index], request.page_digests[index])
 
     def _trim(self, request: RequestState) -> None:
-        """Free the pages after the committed tokens; the slot of the last token, not computed yet, is kept."""
-        keep = self.pool.pages_for(max(request.num_tokens, request.reserved_tokens))
+        """Free the pages after the committed tokens; the slot of the last token, not computed yet, is kept.
+
+        So are the lookahead slots, while nobody needs their pages: freed and allocated anew, they would be other pages,
+        and a pass that was begun ahead has written to these.
+        """
+        is_free = not self._waiting and self.pool.num_free >= len(self._running)
+        ahead = min(request.num_tokens + self.config.num_lookahead_slots, request.most_slots) if is_free else 0
+        keep = self.pool.pages_for(max(request.num_tokens, ahead, request.reserved_tokens))
         self.pool.release(request.page_table[keep:])
         del request.page_table[keep:]
 

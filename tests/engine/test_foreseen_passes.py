@@ -110,7 +110,7 @@ def repetitive():
 
 @pytest.mark.parametrize("seed", range(12))
 def test_requests_with_lookups_that_come_go_and_lose_their_pages(repetitive, eager, seed, monkeypatch):
-    monkeypatch.setattr(foreseen, "_FEW_ROWS", 64)
+    monkeypatch.setattr(foreseen, "FEW_ROWS", 64)
     rng = random.Random(seed)
     kinds = ({}, {}, {"n": 2, "temperature": 0.8}, {"stop_token_ids": [3]}, {"repetition_penalty": 1.2})
     requests, pages = list(some_requests(rng, kinds[: rng.choice([2, 4, 5])], 7)), rng.choice([20, 24, 40])

@@ -209,6 +209,23 @@ def test_a_page_for_the_slot_after_the_last_token_is_taken_early(slots, pages):
     assert fake.scheduler.pool.num_free == fake.scheduler.pool.num_pages
 
 
+def test_lookahead_pages_stay_a_requests_own_until_somebody_needs_them():
+    fake = engine(num_pages=16, page_size=4, prefix_caching=False, num_lookahead_slots=9)
+    both = [fake.add(request(name, [1, 2, 3], 20)) for name in "ab"]
+    fake.step()
+    fake.step()
+    tables = [list(state.page_table) for state in both]
+    for _ in range(3):
+        fake.step()
+        assert [state.page_table[: len(own)] for state, own in zip(both, tables, strict=True)] == tables
+        assert all(len(state.page_table) * 4 >= state.num_tokens + 8 for state in both)
+    waiting = fake.add(request("c", list(range(40)), 4))
+    fake.step()
+    assert not waiting.page_table
+    fake.step()
+    assert waiting.page_table, "its pages were lookahead pages of others a step before"
+
+
 def test_nobody_is_preempted_for_a_slot_after_the_last_token():
     texts = []
     for slots in (0, 1):

@@ -160,6 +160,24 @@ def test_exploring_costs_no_more_than_its_share(size):
     assert 0.008 < rows / (steps * size) < 0.0105
 
 
+def test_one_trial_that_took_seconds_does_not_end_trials():
+    """As the first draft of a head does whose kernels are compiled."""
+    policy, request, tried = linear_cost(explore=0.01), at_rate(0.01), []
+    for step in range(12_000):
+        [nodes] = policy.budgets([request], BatchStats())
+        tried += [step] * (nodes > 0)
+        drafting = 0.05 + 1000.0 * (nodes > 0 and len(tried) == 1)
+        outcome = RequestOutcome("r", num_draft_tokens=nodes, num_new=1)
+        policy.observe(StepOutcome([outcome], seconds=StepSeconds(drafting=drafting * nodes, verifying=1.01)))
+    assert 1_500 < tried[1] - tried[0] < 4_000 and len(tried) > 100
+
+
+@pytest.mark.parametrize("seconds", [1e-200, 1e200])
+def test_steps_of_any_time_have_a_decision(seconds):
+    policy = Goodput(FixedPrices(lambda rows, _: seconds), explore=0.0)
+    assert policy.budgets([at_rate(0.9), at_rate(0.9)], BatchStats(2))
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_what_trying_took_beyond_its_price_is_waited_for(size):
     def share(drafting: float, more: float = 0.0, noise: float = 0.0, after: float = 0.0) -> float:

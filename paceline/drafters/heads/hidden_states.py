@@ -8,6 +8,8 @@ rewrites identical keys and values. Not for running heads (the runners of this f
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -24,6 +26,9 @@ _MOST = 2048
 _MOST_ON_DEVICE = 256
 """As many of them stay on a device, before all of a request are fetched to the host; a token of EAGLE-3 takes 18 KB
 beside a model of 1,536 hidden dimensions, and a request that does not draft for long accumulates them."""
+_MOST_ROWS_ON_DEVICE = 16_384
+"""Rows of passes that states on a device may keep in memory, before all of all requests are fetched: a token keeps the
+whole pass that it was computed in, prompts of other requests included. 300 MB with EAGLE-3 beside such a model."""
 
 
 @dataclass(slots=True)
@@ -45,8 +50,13 @@ class _Held:
         if isinstance(piece[0], np.ndarray):
             self.num_fetched = self.end
         elif self.end - max(self.first, self.num_fetched) > _MOST_ON_DEVICE:
-            self.num_fetched = self.end
+            self.fetch()
+
+    def fetch(self) -> None:
+        """Fetch all states to the host."""
+        if self.num_fetched < self.end and self.pieces:
             self.pieces = deque([tuple([np.asarray(states) for states in self.by_tap()])])
+        self.num_fetched = self.end
 
     def by_tap(self) -> Piece:
         """The states of each tap."""
@@ -77,6 +87,8 @@ class HiddenStates:
         self.taps = tuple(taps)
         self._target, self._cache, self._max_rows = target, cache, max_rows
         self._held: dict[str, _Held] = {}
+        self._tables: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        """Tables on a device that stored states are part of, by identity."""
 
     def observe(self, outcome: RequestOutcome) -> None:
         """Store the states of the tokens that a step computed and committed."""
@@ -86,8 +98,20 @@ class HiddenStates:
             held = self._held.get(outcome.request_id)
             if held is None or held.end != outcome.first_tapped:
                 held = self._held[outcome.request_id] = _Held(outcome.first_tapped, outcome.first_tapped)
-            held.add(self._piece(outcome.taps))
+            piece = self._piece(outcome.taps)
+            held.add(piece)
             held.drop_before(held.end - _MOST)
+            if not isinstance(piece[0], np.ndarray):
+                self._bound(piece[0].table)
+
+    def _bound(self, table: Any) -> None:
+        """Count the table of a new piece; fetch everything when the tables are too large together."""
+        if id(table) in self._tables:
+            return
+        self._tables[id(table)] = table
+        if sum([len(each) for each in self._tables.values()]) > _MOST_ROWS_ON_DEVICE:
+            for held in self._held.values():
+                held.fetch()
 
     def take(self, context: DraftContext, first: int, last: int) -> States:
         """[last - first, taps * hidden] states of the tokens at positions `first` to `last` - 1.

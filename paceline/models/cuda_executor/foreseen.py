@@ -25,7 +25,7 @@ from torch import Tensor
 from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.cuda_executor.fetch import Fetch, Fetched
 from paceline.models.cuda_executor.laws import picks_of
-from paceline.models.cuda_executor.lookups import MADE, template_after
+from paceline.models.cuda_executor.lookups import FEW_ROWS, MADE, template_after
 from paceline.models.cuda_executor.passes import Advance, CudaKVCache, Passes
 from paceline.models.torch_executor.device_states import DeviceStates
 from paceline.sampling.answered import LARGEST, Question
@@ -34,9 +34,8 @@ _MEMORY = 1 / 8
 """Weight of the latest step in the moving averages."""
 _LATEST_STEPS = 16
 """The longest draft of these decides how many drafts of each request a pass launched ahead verifies."""
-_FEW_ROWS = 32
-"""Most rows of a pass launched ahead with drafts, not all of which the engine may want. So few cost about as much as
-one on a GPU (docs/gpu.md)."""
+_LONGEST_WAIT = 64
+"""Most steps without a pass launched ahead with drafts, after such passes were launched in vain."""
 
 
 Questions = Sequence[Question]
@@ -118,6 +117,8 @@ class Foreseen:
         self._max_positions, self._picks, self._clock = max_positions, picks, clock
         self._fetch_lines = Fetch(picks.device)
         self._depths: deque[int] = deque(maxlen=_LATEST_STEPS)
+        self._misses, self._wait = 0, 0
+        """Passes with drafts that were launched ahead in vain one after another, and steps before the next one."""
         self._next: _Pass | None = None
         self._last: tuple[ref[CudaKVCache], int, np.ndarray] | None = None
         self._share, self._pass_seconds, self._host_seconds, self._returned = 0.0, 0.0, 0.0, 0.0
@@ -136,6 +137,9 @@ class Foreseen:
         own = None if ahead is None else _places(rows, cache, taps, questions, ahead)
         self._depths.append(_depth(rows))
         self._expect(rows, cache, ahead is None or own is not None)
+        if ahead is not None and ahead.lines is not None:
+            self._misses = 0 if own is not None else self._misses + 1
+            self._wait = min(2**self._misses, _LONGEST_WAIT) if self._misses else 0
         began, num_graphs = self._clock(), len(cache.graphs)
         if ahead is None or own is None:
             current, own = self._begun(rows, cache, taps, questions), np.arange(len(rows.slots))
@@ -185,12 +189,14 @@ class Foreseen:
         """Launch the pass after `current`; `own` are the indices of `rows` in it. None if that is not possible yet."""
         if current.number != self._passes.num_launched:  # its tokens have been overwritten on the device
             return None
-        drafts = max(self._depths) if cache.lookups is not None else 0
+        drafts, is_plain = max(self._depths), len(rows.slots) == len(rows.page_tables)
         try:
-            if drafts:
+            if cache.lookups is not None and drafts and len(rows.page_tables) * (drafts + 1) <= FEW_ROWS:
                 begun = self._begun_with_drafts(current, rows, own, cache, drafts, questions)
-            else:
+            elif is_plain:
                 begun = self._begun_plain(current, rows, own, cache, questions)
+            else:
+                begun = None
         except RuntimeError:  # the error will be raised when the engine asks for that pass
             return None
         self.num_foreseen += begun is not None
@@ -208,8 +214,11 @@ class Foreseen:
         self, current: _Pass, rows: Rows, own: np.ndarray, cache: CudaKVCache, drafts: int, questions: Questions
     ) -> _Pass | None:
         """The next pass with `drafts` drafts by prompt lookup for each request."""
-        lookups, is_small = cache.lookups, len(rows.page_tables) * (drafts + 1) <= _FEW_ROWS
-        if lookups is None or not is_small or not all([each.takes_argmax for each in questions]):
+        lookups = cache.lookups
+        if self._wait:
+            self._wait -= 1
+            return None
+        if lookups is None or not all([each.takes_argmax for each in questions]):
             return None
         template = template_after(rows, own, drafts, self._max_positions)
         if template is None or not self._passes.fits(template):

@@ -14,10 +14,16 @@ import torch
 from torch import Tensor
 
 from paceline.models.base import PAGE_SIZE, Rows, slot_of
-from paceline.models.cuda_executor.paged_rows import FIELDS
+from paceline.models.cuda_executor.paged_rows import FIELDS, pack, packed_size
+from paceline.models.rows import Part, build_rows
 
 TOKENS, POSITIONS, SLOTS, NATURAL, LENGTHS = range(5)
 """Lines of packed rows; see `FIELDS`."""
+FEW_ROWS = 32
+"""Most rows of a pass that is launched ahead with drafts, not all of which the engine may want. So few cost about as
+much as one on a GPU (docs/gpu.md)."""
+LONGEST_LOOKED_UP = 16
+"""Longest end of a text that the kernel looks up; its size, and the time to compile it, grow with that."""
 MADE = 3
 """The first lines, which the host must know to recognise rows that were made on the device."""
 
@@ -46,6 +52,17 @@ class Lookups:
             return remember(tokens, picks, slots, self.texts)
         known = torch.where(tokens < 0, picks[(-1 - tokens).clamp_min(0)], tokens)
         self.texts[slots.long()] = known.to(torch.int32)
+
+    def warm_up(self) -> None:
+        """Compile the kernels now, not during a request."""
+        device = self.texts.device
+        none = torch.zeros(1, dtype=torch.int32, device=device)
+        self.remember(none, none, none + len(self.texts) - 1)
+        template = template_after(build_rows([Part((0,), 0, [0])]), np.zeros(1, np.int64), 1, PAGE_SIZE)
+        assert template is not None
+        packed = np.zeros(packed_size(template, 2), np.int32)
+        pack(template, 2, len(self.texts) - 1, 1, packed)
+        self.advancing(template, none, len(self.texts) - 1)(torch.from_numpy(packed).to(device), 2)
 
     def move(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy the tokens of slots, all reads before any write."""

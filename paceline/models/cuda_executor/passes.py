@@ -16,7 +16,7 @@ from paceline.models.chains import GreedyDraft
 from paceline.models.config import ModelConfig
 from paceline.models.cuda_executor.attention import AttentionName, rows_of_tile
 from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, graphs_of, on_device
-from paceline.models.cuda_executor.lookups import Lookups
+from paceline.models.cuda_executor.lookups import FEW_ROWS, LONGEST_LOOKED_UP, Lookups
 from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below, num_splits
 from paceline.models.cuda_executor.staging import LARGEST, Staging, asked_bucket, bucket_of
 from paceline.models.torch_executor.cache import TorchKVCache
@@ -57,10 +57,15 @@ class CudaKVCache(TorchKVCache):
         if self.lookups is not None:
             self.lookups.move(self._index(sources), self._index(destinations))
 
-    def look_up(self, longest: int, shortest: int, earliest: bool) -> None:
+    def look_up(self, longest: int, shortest: int, earliest: bool, num_drafts: int) -> int:
         """See `LooksUp`; before the first pass."""
+        if num_drafts >= FEW_ROWS or longest > LONGEST_LOOKED_UP:
+            return 0
         texts = torch.zeros(self.spare_slot + 1, dtype=torch.int32, device=self.keys.device)
         self.lookups = Lookups(longest, shortest, earliest, texts, self.kernels)
+        with on_device(self.keys.device):
+            self.lookups.warm_up()
+        return 2 * num_drafts
 
     def write(self, slots: Sequence[int] | np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
         """See `TakesKeys.write`."""

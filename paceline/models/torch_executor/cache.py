@@ -43,6 +43,7 @@ class TorchKVCache:
         """See `KVCache.num_bytes`."""
         return sum(stored[:, : self._num_pages * PAGE_SIZE].nbytes for stored in (self.keys, self.values))
 
+    @torch.inference_mode()
     def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy slots `sources` to `destinations`; indexing on the right makes a copy, so all reads come first."""
         source, destination = (self._index(slots) for slots in (sources, destinations))
@@ -54,6 +55,7 @@ class TorchKVCache:
         index = self._index(slots)
         return self.keys[:, index].float().cpu().numpy(), self.values[:, index].float().cpu().numpy()
 
+    @torch.inference_mode()
     def write(self, slots: Sequence[int] | np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
         """See `TakesKeys.write`."""
         index = self._index(slots)

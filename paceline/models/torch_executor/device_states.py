@@ -29,6 +29,11 @@ class DeviceStates:
         self._rows = range(table.shape[0]) if rows is None else rows
         self._columns = range(table.shape[1]) if columns is None else columns
 
+    @property
+    def table(self) -> Tensor:
+        """See `OnDevice`."""
+        return self._table
+
     def __len__(self) -> int:
         return len(self._rows)
 

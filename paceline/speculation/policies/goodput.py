@@ -29,6 +29,9 @@ _MEMORY_OF_TRIES = 0.2
 """Weight of the latest trial in the moving average of the excess time of trials."""
 _STEPS_WITHOUT_DRAFTS = 8
 """Steps for which the decision "no drafts" is kept while no new draft outcomes arrive."""
+_LONGEST_DEBT = 2000
+"""Usual steps after which trials go on whatever the latest took: the first draft of a head may compile kernels, which
+takes as long as hundreds of steps, once."""
 _MOST_BEYOND = 2.0
 """Most usual steps that a step is counted to have taken beyond the usual one, as any may be interrupted."""
 
@@ -74,7 +77,7 @@ class _Kept:
 def _steps_to_keep(num_requests: int, seconds: float) -> int:
     """Steps of `seconds` for which a decision is kept, so that deciding takes no more than its share."""
     deciding = _DECIDING + num_requests * _DECIDING_EACH
-    return min(_MOST_STEPS, max(1, ceil(deciding / (_DECIDING_SHARE * seconds))))
+    return min(_MOST_STEPS, max(1, ceil(deciding / max(_DECIDING_SHARE * seconds, 1e-12))))
 
 
 def _num_asked(requests: Sequence[DraftStats]) -> float:
@@ -197,6 +200,7 @@ class Goodput(LengthPolicy):
         if trying is not None:
             drafting, verifying = trying
             self._credit -= seconds.drafting - seconds.chosen - drafting
+            self._credit = max(self._credit, -self.explore * _LONGEST_DEBT * (usual or others))
             self._tried = beyond - verifying if is_alike else None
         if not (step.num_prefill_rows or drafts or tried is not None):
             self._undrafted = size, usual + _MEMORY * (others - usual) if size == known else others

@@ -1,5 +1,7 @@
 """`HiddenStates`: what a head takes is what the target's pass over the text gives, wherever its parts are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -65,6 +67,25 @@ def test_what_is_taken_is_what_a_pass_over_the_text_gives(target, steps, first, 
     found = given(target, steps, "cpu").take(context(), first, last)
     wanted = np.concatenate([target[2][tap][first:last] for tap in TAPS], axis=1)
     np.testing.assert_allclose(np.asarray(found), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_tables_that_states_keep_in_memory_are_bounded(target, monkeypatch):
+    """A token's states keep the whole pass, of which most rows were a prompt's."""
+    monkeypatch.setattr(hidden_states, "_MOST_ROWS_ON_DEVICE", 500)
+    model, cache, taps = target
+    states, width = HiddenStates(TAPS, model, cache), taps[0].shape[1]
+    for at in range(40):
+        table = torch.zeros(100, 2 * width)
+        table[7] = torch.from_numpy(np.concatenate([taps[tap][at] for tap in TAPS]))
+        columns = DeviceStates(table).by_column(width)
+        for name in ("0", "1"):
+            own = {tap: column[7:8] for tap, column in zip(TAPS, columns, strict=True)}
+            states.observe(RequestOutcome(name, TOKENS[: at + 1], 1, taps=own, first_tapped=at))
+        del table, columns, own
+        assert sum(len(each) for each in states._tables.values()) <= 600
+    wanted = np.concatenate([taps[tap][:40] for tap in TAPS], axis=1)
+    for name in ("0", "1"):
+        np.testing.assert_array_equal(np.asarray(states.take(replace(context(), request_id=name), 0, 40)), wanted)
 
 
 def test_few_states_stay_on_a_device_and_many_are_fetched(target, monkeypatch):

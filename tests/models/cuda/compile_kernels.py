@@ -72,11 +72,11 @@ def kernels(kind: str, bytes_each: int, waits: bool):
     yield ends._peaks_of_chunks, peaks, {"CHUNK": 4096} | waiting, two
     yield ends._peaks_of_rows, peaks | {"table": "*fp64", "picks": "*i32"}, {"BLOCK": 64} | waiting, two
     texts = dict.fromkeys(("packed", "picks", "texts", "tokens", "slots"), "*i32")
-    texts |= dict.fromkeys(("num_rows", "width", "spare_slot"), "i32")
+    texts |= dict.fromkeys(("num_rows", "width", "spare_slot", "size"), "i32")
     yield lookups._remember, texts, {}, {"num_warps": 1}
     for earliest in (False, True):
         yield lookups._advance, texts, {
-            "FLAT": 10, "SIZE": 5, "ROWS": 8, "LONGEST": 3, "SHORTEST": 1, "EARLIEST": earliest, "PAGE": 16,
+            "FLAT": 10, "ROWS": lookups._ROWS, "LONGEST": 3, "SHORTEST": 1, "EARLIEST": earliest, "PAGE": 16,
             "BLOCK": lookups._BLOCK,
         }, two  # fmt: skip
     matrix = {"codes": "*u8", "scales": "*fp16", "shifts": "*fp16", "values": "*fp32"}

@@ -18,6 +18,7 @@ from paceline.models.cuda_executor.paged_rows import FIELDS, pack, packed_size  
 from paceline.models.loaded import LoadedModel  # noqa: E402
 from paceline.models.resolve import ModelSource  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
+from paceline.sampling import TokenTree  # noqa: E402
 from paceline.types import SamplingParams  # noqa: E402
 from tests.drafters.contexts import context  # noqa: E402
 from tests.fakes import ByteTokenizer, RandomCheckpoint, run_to_end, small_config  # noqa: E402
@@ -166,7 +167,7 @@ def plain():
 
 @pytest.fixture(autouse=True)
 def more_rows(monkeypatch):
-    monkeypatch.setattr(foreseen_module, "_FEW_ROWS", 64)
+    monkeypatch.setattr(foreseen_module, "FEW_ROWS", 64)
 
 
 @pytest.mark.parametrize("options", [{}, {"occurrence": "earliest"}, {"prompt_lookup_max": 1}])
@@ -196,6 +197,39 @@ def test_drafts_of_drawn_requests_are_not_made_ahead():
     _, model, engine = answers(ngram(), params={"temperature": 0.8, "seed": 3})
     assert engine.metrics.spec_decode_num_accepted_tokens > 20
     assert model._foreseen.num_foreseen <= 2, "those before anything was drafted"
+
+
+@pytest.mark.parametrize("num_requests", [5, 17])
+def test_passes_without_drafts_are_launched_ahead_among_too_many_requests_for_drafts(num_requests, monkeypatch):
+    monkeypatch.setattr(foreseen_module, "FEW_ROWS", 8)
+    prompts = {str(n): [n % 7, (n * 3 + 1) % 7, 2] for n in range(num_requests)}
+    calls = []
+    propose = NGram.propose
+    monkeypatch.setattr(NGram, "propose", lambda self, contexts: calls.append(0) or (
+        propose(self, contexts) if len(calls) % 9 == 1 else [TokenTree()] * len(contexts)))  # fmt: skip
+    found, model, engine = answers(ngram(), prompts)
+    assert found == answers(None, prompts)[0]
+    assert engine.metrics.spec_decode_num_draft_tokens > 0
+    assert model._foreseen.num_taken > 10
+
+
+def test_launches_in_vain_become_rare():
+    """A prediction that is wrong every third token, whose drafts the device does not make."""
+    prompt = {"3": PROMPTS["3"]}
+    said = answers(None, prompt)[0]["3"]
+    guess = [(token + 1) % 7 if number % 3 == 2 else token for number, token in enumerate(said)]
+    found, model, engine = answers(ngram(), prompt, params={"prediction": guess})
+    assert found["3"] == said and engine.metrics.spec_decode_num_draft_tokens > 0
+    assert model._foreseen.num_foreseen - model._foreseen.num_taken <= 6
+
+
+@pytest.mark.parametrize(("options", "most", "is_on"), [({}, 4, True), ({}, 31, True), ({}, 32, False),
+                                                        ({"prompt_lookup_max": 17}, 4, False)])  # fmt: skip
+def test_texts_are_looked_up_where_few_rows_are_enough(options, most, is_on):
+    spec = SpeculativeConfig("ngram", policy="fixed", num_draft_tokens=most, options=options)
+    _, _, engine = answers(spec, {"3": PROMPTS["3"]})
+    assert (engine.cache.lookups is not None) == is_on
+    assert engine.scheduler.config.num_lookahead_slots == 1 + 2 * most * is_on
 
 
 def test_other_drafters_keep_no_texts_on_the_device(plain):

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 1024
+_BLOCK, _ROWS = 1024, 32
+"""Positions of a text that are compared at a time, and most rows of a request."""
 _BIG = tl.constexpr(1 << 31)
 
 
@@ -30,35 +31,31 @@ def _text(texts, pages, position, known, PAGE: tl.constexpr):
     return tl.load(texts + page * PAGE + position % PAGE, mask=known, other=-1)
 
 
-@triton.jit(do_not_specialize=["num_rows", "width", "spare_slot"])
+@triton.jit(do_not_specialize=["num_rows", "width", "spare_slot", "size"])
 def _advance(
-    packed, picks, texts, num_rows, width, spare_slot, FLAT: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr,
+    packed, picks, texts, num_rows, width, spare_slot, size, FLAT: tl.constexpr, ROWS: tl.constexpr,
     LONGEST: tl.constexpr, SHORTEST: tl.constexpr, EARLIEST: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """See `lookups.advance`: one program per request, `SIZE` rows each."""
+    """See `lookups.advance`: one program per request, `size` rows each."""
     request, row = tl.program_id(0), tl.arange(0, ROWS)
-    inside, pages = row < SIZE, packed + FLAT * num_rows + request * width
-    tokens = packed + request * SIZE
-    positions, sources, limits, lengths = (
-        tokens + num_rows,
-        tokens + 2 * num_rows,
-        tokens + 3 * num_rows,
-        tokens + 4 * num_rows,
-    )
+    inside, pages = row < size, packed + FLAT * num_rows + request * width
+    tokens = packed + request * size
+    positions, sources = tokens + num_rows, tokens + 2 * num_rows
+    limits, lengths = tokens + 3 * num_rows, tokens + 4 * num_rows
     source = tl.load(sources + row, mask=inside, other=-1)
     pick = tl.load(picks + source, mask=source >= 0, other=-1)
-    has_next = row < SIZE - 1
+    has_next = row < size - 1
     drafted = tl.load(tokens + row + 1, mask=has_next, other=-1)
     is_draft = tl.load(sources + row + 1, mask=has_next, other=-1) >= 0
     accepted = tl.min(tl.where(is_draft & (pick == drafted), ROWS, row), axis=0)
     root = tl.sum(tl.where(row == accepted, pick, 0), axis=0)
-    last = tl.load(positions) - SIZE + accepted + 1
+    last = tl.load(positions) - size + accepted + 1
     limit = tl.load(limits)
 
     best = tl.zeros([BLOCK], tl.int64)
     for begin in range(0, last, BLOCK):
         at = begin + tl.arange(0, BLOCK)
-        going, size = at < last, tl.zeros([BLOCK], tl.int32)
+        going, matched = at < last, tl.zeros([BLOCK], tl.int32)
         for back in tl.static_range(LONGEST):  # pyright: ignore[reportGeneralTypeIssues]
             wanted = root
             if back > 0:
@@ -67,11 +64,11 @@ def _advance(
                 wanted = tl.where(last >= back, tl.load(texts + page * PAGE + before % PAGE), -2)
             going = going & (at >= back)
             going = going & (_text(texts, pages, at - back, going, PAGE) == wanted)
-            size += going.to(tl.int32)
+            matched += going.to(tl.int32)
         order = at
         if EARLIEST:
             order = 0x7FFFFFFF - at
-        best = tl.maximum(best, tl.where(size >= SHORTEST, size.to(tl.int64) * _BIG + order, 0))
+        best = tl.maximum(best, tl.where(matched >= SHORTEST, matched.to(tl.int64) * _BIG + order, 0))
     key = tl.max(best, axis=0)
     found = (key % _BIG).to(tl.int32)
     if EARLIEST:
@@ -103,6 +100,6 @@ def advance(
 ) -> None:  # fmt: skip
     """See `lookups.advance`."""
     _advance[(num_requests,)](
-        packed, picks, texts, num_rows, width, spare_slot, FLAT=flat, SIZE=size, ROWS=triton.next_power_of_2(size + 1),
-        LONGEST=longest, SHORTEST=shortest, EARLIEST=earliest, PAGE=page_size, BLOCK=_BLOCK,
+        packed, picks, texts, num_rows, width, spare_slot, size, FLAT=flat, ROWS=_ROWS, LONGEST=longest,
+        SHORTEST=shortest, EARLIEST=earliest, PAGE=page_size, BLOCK=_BLOCK,
     )  # fmt: skip
