@@ -19,7 +19,9 @@ class OnDevice(Protocol):
     """
 
     @property
-    def table(self) -> Any: ...
+    def table(self) -> Any:
+        """See the class."""
+        ...
 
     def __len__(self) -> int: ...
 

@@ -108,7 +108,7 @@ def repetitive():
     return CudaModel(few, "cpu", "float32", attention="by_position", deterministic=True), TorchModel(few)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_requests_with_lookups_that_come_go_and_lose_their_pages(repetitive, eager, seed, monkeypatch):
     monkeypatch.setattr(foreseen, "FEW_ROWS", 64)
     rng = random.Random(seed)

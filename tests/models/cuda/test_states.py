@@ -148,7 +148,7 @@ def test_greedy_chains_of_a_head_fetch_no_states(family, monkeypatch):
     assert engine.metrics.spec_decode_num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("family", ["eagle3", "dspark", "mlp_speculator", "falcon", "p_eagle"])
+@pytest.mark.parametrize("family", ["eagle3", "mlp_speculator", "falcon"])
 def test_engines_with_heads_on_a_device_that_is_not_the_cpu(family):
     plain, _ = answers(CudaModel(CHECKPOINT, "cpu", "float32", attention="by_position"), None)
     with far_device():

@@ -460,7 +460,7 @@ def company(count, words, num_groups, group=SlowPoison):
     return asyncio.run(scene())
 
 
-@pytest.mark.parametrize(("count", "words", "num_groups"), [(16, 30, 4), (40, 30, 3), (40, 20, 2), (12, 100, 2)])
+@pytest.mark.parametrize(("count", "words", "num_groups"), [(16, 10, 4), (40, 10, 3), (24, 10, 2)])
 def test_nobody_is_ended_who_only_ran_or_waited_beside_a_poison(count, words, num_groups):
     answers = company(count, words, num_groups)
     failed = [str(answer) for answer in answers if isinstance(answer, BaseException)]
