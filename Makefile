@@ -5,6 +5,10 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= auto
 BIN := $(VENV)/bin
+# Bytecode is kept when a module is first imported. Compiling all packages takes half of the set-up, and tests start many
+# processes, which would compile anew what is not kept.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint check wheel format hooks clean docs docs-pages docs-serve
 
@@ -12,8 +16,6 @@ demo: $(VENV)/base.stamp
 	$(BIN)/python -m paceline.cli.main demo
 
 # Whole files go to one worker each, so that a module's models are made once; each worker keeps to its processors.
-# Tests start many processes, which compile the package anew where bytecode is not kept.
-test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
@@ -49,14 +51,14 @@ hooks: $(VENV)/dev.stamp
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(INSTALL) --upgrade pip
 
 $(VENV)/base.stamp: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable .
+	$(INSTALL) --editable .
 	touch $@
 
 $(VENV)/dev.stamp: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	$(INSTALL) --editable ".[dev]"
 	touch $@ $(VENV)/base.stamp
 
 clean:
