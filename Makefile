@@ -51,7 +51,6 @@ hooks: $(VENV)/dev.stamp
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --upgrade pip
 
 $(VENV)/base.stamp: pyproject.toml | $(VENV)/bin/python
 	$(INSTALL) --editable .

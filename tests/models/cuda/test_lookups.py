@@ -96,7 +96,7 @@ def test_the_next_rows_are_those_of_the_drafter_on_the_host(options, kernels):
     if kernels:
         pytest.importorskip("triton")
     rng = np.random.default_rng(7)
-    for _ in range(6 if kernels else 40):
+    for _ in range(4 if kernels else 25):
         num_drafts = int(rng.integers(1, 6))
         step = Step(rng, int(rng.integers(1, 4)), num_drafts, vocabulary=int(rng.integers(2, 5)))
         size = num_drafts + 1
