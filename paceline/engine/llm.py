@@ -453,11 +453,8 @@ def _at(number: int, count: int) -> Generator[None, None, None]:
 
 
 def _with_end(messages: Sequence[Message], mark: str) -> Sequence[Message]:
-    """`messages` with `mark` at the end of the last one's text; malformed ones stay, for the template to refuse."""
-    last = messages[-1] if messages else None
-    if not isinstance(last, Mapping) or not isinstance(last.get("content"), str):
-        return messages
-    return [*messages[:-1], {**last, "content": f"{last['content']}{mark}"}]
+    """`messages`, in the form of `plain_messages`, with `mark` at the end of the last one's text."""
+    return [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}{mark}"}]
 
 
 def _per_prompt(field: str, value: Any, kind: type, count: int) -> list[Any]:

@@ -71,7 +71,13 @@ def _with_object(call: Any) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
+    return {**call, "function": {**function, "arguments": read_arguments(function["arguments"])}}
+
+
+def read_arguments(text: str) -> Any:
+    """The arguments of a call as the object that `text` is in JSON; a text that is none, as of a call that was cut off,
+    stays one."""
     try:
-        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+        return json.loads(text)
     except (ValueError, RecursionError):
-        return call
+        return text

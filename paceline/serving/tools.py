@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.errors import InvalidParameter
+from paceline.models.messages import read_arguments
 from paceline.serving.call_schema import calls_schema
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -204,13 +205,10 @@ def _with_object(call: Any, where: str) -> dict[str, Any]:
 
 
 def _object(arguments: str | Mapping[str, Any] | None) -> Any:
-    """The arguments of a call as an object; a text that is no JSON, as of a call that was cut off, stays one."""
+    """The arguments of a call, none as an empty object; see `read_arguments`."""
     if not isinstance(arguments, str):
         return arguments or {}
-    try:
-        return json.loads(arguments) if arguments.strip() else {}
-    except (ValueError, RecursionError):
-        return arguments
+    return read_arguments(arguments) if arguments.strip() else {}
 
 
 def written_calls(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

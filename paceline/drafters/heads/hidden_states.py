@@ -8,6 +8,7 @@ rewrites identical keys and values. Not for running heads (the runners of this f
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -53,14 +54,13 @@ class _Held:
             self.fetch()
 
     def fetch(self) -> None:
-        """Fetch all states to the host."""
-        if self.num_fetched < self.end and self.pieces:
-            self.pieces = deque([tuple([np.asarray(states) for states in self.by_tap()])])
+        """Fetch all states to the host, each stretch on a device at once."""
+        if self.num_fetched < self.end:
+            stretches = groupby(self.pieces, key=lambda piece: isinstance(piece[0], np.ndarray))
+            self.pieces = deque(
+                [tuple([np.asarray(states) for states in _by_tap(list(pieces))]) for _, pieces in stretches]
+            )
         self.num_fetched = self.end
-
-    def by_tap(self) -> Piece:
-        """The states of each tap."""
-        return _by_tap(self.pieces)
 
     def drop_before(self, position: int) -> None:
         """Drop the states of tokens before `position`."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.cuda_executor.fetch import Fetch, Fetched
 from paceline.models.cuda_executor.laws import picks_of
-from paceline.models.cuda_executor.lookups import FEW_ROWS, MADE, template_after
+from paceline.models.cuda_executor.lookups import FEW_ROWS, MADE, Lookups, template_after
 from paceline.models.cuda_executor.passes import Advance, CudaKVCache, Passes
 from paceline.models.torch_executor.device_states import DeviceStates
 from paceline.sampling.answered import LARGEST, Question
@@ -135,8 +135,9 @@ class Foreseen:
         waits for the device."""
         ahead, self._next = self._next, None
         own = None if ahead is None else _places(rows, cache, taps, questions, ahead)
-        self._depths.append(_depth(rows))
-        self._expect(rows, cache, ahead is None or own is not None)
+        starts = _starts(rows)
+        self._depths.append(_depth(rows, starts))
+        self._expect(rows.positions[starts], cache, ahead is None or own is not None)
         if ahead is not None and ahead.lines is not None:
             self._misses = 0 if own is not None else self._misses + 1
             self._wait = min(2**self._misses, _LONGEST_WAIT) if self._misses else 0
@@ -154,23 +155,24 @@ class Foreseen:
             self._next.told(table)
         if current is not ahead and self._next is None and num_graphs == len(cache.graphs):  # one pass and no more
             self._pass_seconds += _MEMORY * (self._clock() - began - self._pass_seconds)
-        self._last = ref(cache), cache.changes, _roots_after(rows, table)
+        self._last = ref(cache), cache.changes, _roots_after(rows, starts, table)
         states = current.states
         if states is not None and len(own) < len(states):
             states = states[own.tolist()]
         self._returned = self._clock()
         return table, states
 
-    def _expect(self, rows: Rows, cache: CudaKVCache, is_right: bool) -> None:
+    def _expect(self, roots: np.ndarray, cache: CudaKVCache, is_right: bool) -> None:
         """Update the averages: whether this step was predictable, and the host's time before it.
 
         Args:
+            roots: [S] position of the first row of each segment.
             is_right: no pass was launched ahead, or the right one.
         """
         follows = is_right and self._last is not None and self._last[:2] == (ref(cache), cache.changes)
         if follows and self._last is not None:
-            before, now = self._last[2], rows.positions[_starts(rows)]
-            follows = len(now) < len(before) or (len(now) == len(before) and bool((now == before).all()))
+            before = self._last[2]
+            follows = len(roots) < len(before) or (len(roots) == len(before) and bool((roots == before).all()))
         self._share += _MEMORY * (follows - self._share)
         if follows:
             self._host_seconds += _MEMORY * (self._clock() - self._returned - self._host_seconds)
@@ -192,7 +194,7 @@ class Foreseen:
         drafts, is_plain = max(self._depths), len(rows.slots) == len(rows.page_tables)
         try:
             if cache.lookups is not None and drafts and len(rows.page_tables) * (drafts + 1) <= FEW_ROWS:
-                begun = self._begun_with_drafts(current, rows, own, cache, drafts, questions)
+                begun = self._begun_with_drafts(current, rows, own, cache, cache.lookups, drafts, questions)
             elif is_plain:
                 begun = self._begun_plain(current, rows, own, cache, questions)
             else:
@@ -211,14 +213,14 @@ class Foreseen:
         return self._begun(following, cache, current.taps, cast(Questions, asked), is_foreseen=True)
 
     def _begun_with_drafts(
-        self, current: _Pass, rows: Rows, own: np.ndarray, cache: CudaKVCache, drafts: int, questions: Questions
-    ) -> _Pass | None:
+        self, current: _Pass, rows: Rows, own: np.ndarray, cache: CudaKVCache, lookups: Lookups, drafts: int,
+        questions: Questions,
+    ) -> _Pass | None:  # fmt: skip
         """The next pass with `drafts` drafts by prompt lookup for each request."""
-        lookups = cache.lookups
         if self._wait:
             self._wait -= 1
             return None
-        if lookups is None or not all([each.takes_argmax for each in questions]):
+        if not all([each.takes_argmax for each in questions]):
             return None
         template = template_after(rows, own, drafts, self._max_positions)
         if template is None or not self._passes.fits(template):
@@ -275,21 +277,25 @@ def are_chains(rows: Rows, questions: Sequence[Question | None]) -> bool:
 
 def _starts(rows: Rows) -> np.ndarray:
     """[S] the first row of each segment."""
+    if len(rows.slots) == len(rows.page_tables):
+        return np.arange(len(rows.slots))
     return np.searchsorted(rows.segments, np.arange(len(rows.page_tables)))
 
 
-def _depth(rows: Rows) -> int:
-    """Most drafts of a request, in chains of rows."""
-    return int(np.diff(_starts(rows), append=len(rows.slots)).max()) - 1
+def _depth(rows: Rows, starts: np.ndarray) -> int:
+    """Most drafts of a request, in chains of rows that begin at `starts` [S]."""
+    if len(rows.slots) == len(starts):
+        return 0
+    return int(np.diff(starts, append=len(rows.slots)).max()) - 1
 
 
-def _roots_after(rows: Rows, table: np.ndarray) -> np.ndarray:
+def _roots_after(rows: Rows, starts: np.ndarray, table: np.ndarray) -> np.ndarray:
     """[S] position of the first row of each segment in the next step, given the answers to chains of rows."""
-    if len(rows.slots) == len(rows.page_tables):
+    if len(rows.slots) == len(starts):
         return rows.positions + 1
-    picks, tokens, starts = picks_of(table).tolist(), rows.token_ids.tolist(), _starts(rows).tolist()
+    picks, tokens, begins = picks_of(table).tolist(), rows.token_ids.tolist(), starts.tolist()
     roots = []
-    for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
+    for start, end in zip(begins, [*begins[1:], len(tokens)], strict=True):
         last = start
         while last + 1 < end and picks[last] == tokens[last + 1]:
             last += 1
