@@ -1,6 +1,6 @@
 """`python -m paceline` is `paceline`."""
 
-from paceline.cli.main import main
+from paceline.cli import run
 
 if __name__ == "__main__":
-    main()
+    run()
