@@ -111,6 +111,24 @@ def test_the_law_is_renormalised_inside_the_shared_tokens():
         assert dict(zip(tokens, probs, strict=True)) == expected
 
 
+class Chaining(FloatTable):
+    """The same on a device, which drafts greedy chains over its whole vocabulary in one call."""
+
+    def draft_greedy(self, rows, cache, num_tokens):
+        raise AssertionError("the vocabulary of the draft has tokens that the target lacks")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_greedy_request_is_drafted_over_shared_tokens_on_a_device_too(mode):
+    def greedy(logits, path):
+        return Law.one_hot(int(np.argmax(logits)))
+
+    asked = context(TARGET.encode("bca"), CounterRandomness(0), 3, own_warp=greedy, takes_argmax=True)
+    [ours], [theirs] = (drafter(mode, model).propose([asked]) for model in (Chaining, FloatTable))
+    assert len(ours) and ours.tokens == theirs.tokens
+    assert not drafter(mode, Chaining).traits.at_once
+
+
 @pytest.mark.parametrize(("mode", "model"), [("intersection", Table), ("string", FloatTable)])
 def test_no_token_of_the_target_reaches_the_draft_model(mode, model):
     """Ends are translated where laws are; a guess would have to be spelled anew."""
