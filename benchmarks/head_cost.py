@@ -95,7 +95,7 @@ def chain(net: Any, config: HeadConfig, num_tokens: int) -> Callable[[], object]
     states = rng.standard_normal((CONTEXT + 1, len(config.taps) * width), np.float32)
     if hasattr(net, "begin"):
         begun, token = net.begin(states[:1]), np.array([7], np.int32)
-        return lambda: net.draft_greedy(begun, token, num_tokens)
+        return lambda: net.draft_chains(begun, token, num_tokens)
     if hasattr(net, "extend"):
         return chain_of_blocks(net, states, num_tokens)
     cache, places = net.new_cache(len(PAGES)), np.arange(CONTEXT)
@@ -104,10 +104,10 @@ def chain(net: Any, config: HeadConfig, num_tokens: int) -> Callable[[], object]
         rows = build_rows([Part(PAGES, CONTEXT, [7] * num_tokens)])
         lengths = np.full(num_tokens, CONTEXT + num_tokens, np.int32)
         rows = replace(rows, natural_lengths=lengths, num_keys=lengths)
-        return lambda: net.draft_greedy(rows, cache)
+        return lambda: net.draft_chains(rows, cache)
     read, last = build_rows([Part(PAGES, 0, [5] * CONTEXT, logits="none")]), build_rows([Part(PAGES, CONTEXT, [7])])
     net.forward(read, net.project(states[:CONTEXT]), cache)
-    return lambda: net.draft_greedy(last, net.project(states[CONTEXT:]), cache, num_tokens)
+    return lambda: net.draft_chains(last, net.project(states[CONTEXT:]), cache, num_tokens)
 
 
 def chain_of_blocks(net: HalfAutoregressiveNet, states: np.ndarray, num_tokens: int) -> Callable[[], object]:

@@ -141,7 +141,9 @@ def draws(bench: Bench) -> dict[str, Any]:
         for i, (answer, warper, row) in enumerate(zip(answers, warpers, on_host, strict=True))
     ]
     key = noise.key(9, "target", -1)
-    ours = exponentials(torch.from_numpy(words([key])).to(bench.on), size)[0].cpu().numpy()
+    ours = (
+        exponentials(torch.from_numpy(words([key])).to(bench.on), torch.arange(size, device=bench.on))[0].cpu().numpy()
+    )
     theirs = noise.exponentials(np.arange(size), 9, "target")
     return {
         "rows": len(same),

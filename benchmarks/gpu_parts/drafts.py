@@ -1,5 +1,6 @@
 """Drafts on the device: chains of a model and of an EAGLE-3 head beside it, against passes level by level."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ LENGTH = 4
 
 
 def drafting(bench: Bench) -> dict[str, Any]:
-    """Milliseconds of greedy chains after some text, and the share of their tokens that level-by-level passes find."""
+    """Milliseconds of chains after some text, greedy and drawn, and the share of the greedy ones' tokens that passes
+    level by level find."""
     from paceline.models.rows import Part, build_rows
 
     found: dict[str, Any] = {"tokens_of_a_chain": LENGTH}
@@ -24,20 +26,33 @@ def drafting(bench: Bench) -> dict[str, Any]:
         model_cache, head_cache = bench.model.new_cache(2 * count), net.new_cache(2 * count)
         fed = np.random.default_rng(0).standard_normal((len(rows.token_ids), width)).astype(np.float32)
 
-        def model(rows: Any = rows, cache: Any = model_cache, length: int = LENGTH) -> Any:
-            return bench.model.draft_greedy(rows, cache, length)
+        def model(rows: Any = rows, cache: Any = model_cache, length: int = LENGTH, draws: Any = None) -> Any:
+            return bench.model.draft_chains(rows, cache, length, draws)
 
-        def head(rows: Any = rows, fed: Any = fed, cache: Any = head_cache, length: int = LENGTH) -> Any:
-            return net.draft_greedy(rows, fed, cache, length)
+        def head(
+            rows: Any = rows, fed: Any = fed, cache: Any = head_cache, length: int = LENGTH, draws: Any = None
+        ) -> Any:
+            return net.draft_chains(rows, fed, cache, length, draws)
 
+        drawn = partial(model, draws=_draws(count)), partial(head, draws=_draws(count))
         found[str(count)] = {
             "model_ms": 1e3 * bench.seconds(model),
             "model_first_token_ms": 1e3 * bench.seconds(lambda: model(length=1)),
+            "model_drawn_ms": 1e3 * bench.seconds(drawn[0]),
             "head_ms": 1e3 * bench.seconds(head),
             "head_first_token_ms": 1e3 * bench.seconds(lambda: head(length=1)),
+            "head_drawn_ms": 1e3 * bench.seconds(drawn[1]),
             "same_as_level_by_level": float((head().tokens == _by_levels(net, pages, prompts, rows, fed)).mean()),
         }  # fmt: skip
     return found
+
+
+def _draws(count: int) -> Any:
+    """Noise for `count` chains at temperature 1, with top-p."""
+    from paceline.models.chains import Draws
+
+    ones = np.ones(count)
+    return Draws(ones, 0 * ones, 0 * ones, 0.9 * ones, np.arange(count * LENGTH, dtype=np.uint64).reshape(count, -1))
 
 
 def _head(bench: Bench) -> Any:

@@ -60,6 +60,8 @@ class DraftContext:
         keep_drafting: called before each further draw with the draft laws so far, never with the token just drawn.
         rank: as `warp`, but returns the law that ranks candidates (`Warper.confidence_law`); None means `warp`.
         takes_argmax: `warp` is one-hot at the largest logit, so a drafter need not call it.
+        target_key: noise key of the target's draw at an absolute position (`CounterRandomness.key`), where `coupled`
+            holds and `warp` applies nothing but the request's temperature, min-p, top-k and top-p; None elsewhere.
         asks_beliefs: the length policy needs the draft's confidence, so greedy requests must pass it `belief`.
         asks_laws: the policy reads more of a belief than its largest probability.
         page_table: the target's pages of the request, in order of position. They hold the keys and values of all of
@@ -83,6 +85,7 @@ class DraftContext:
     keep_drafting: Callable[[Sequence[DraftLaw]], bool] = always
     rank: Callable[..., Law] | None = None
     takes_argmax: bool = False
+    target_key: Callable[[int], int] | None = None
     asks_beliefs: bool = False
     asks_laws: bool = False
     page_table: Sequence[int] = ()

@@ -9,10 +9,10 @@ the draft is several times cheaper than the target and agrees with it. Its passe
 from collections.abc import Sequence
 
 from paceline.drafters.base import DraftContext
+from paceline.drafters.chains_at_once import chains_at_once
 from paceline.drafters.common_tokens import CommonTokens, common_tokens
 from paceline.drafters.draft_ranks import DraftRanks
 from paceline.drafters.draft_runner import DraftRunner, grow_all, load_plain_draft
-from paceline.drafters.greedy_chain import chains_at_once, greedy_chains
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import TreeShape
 from paceline.drafters.trees.options import CHAIN, TreeName, tree_shape
@@ -48,7 +48,7 @@ class DraftModel:
         self._chains = self.runner if self.runner.can_chain and not shape.branches else None
         self.traits = DrafterTraits(
             shape.branches, shape.branches, cost_ratio, shape.natural_budget, at_once=self._chains is not None,
-            reads=True,
+            draws_at_once=self._chains is not None, reads=True,
         )  # fmt: skip
         self._begin = shape.begin
         self._common = common
@@ -59,8 +59,7 @@ class DraftModel:
             contexts, model = self._common.narrowed(contexts)
             self.runner.score_with(model)
         growths = [self._begin(context) for context in contexts]
-        at_once = [growth for growth in growths if self._chains and chains_at_once(growth.context)]
-        chains = greedy_chains(self._chains, at_once) if self._chains and at_once else {}
+        chains = chains_at_once(self._chains, growths)
         grow_all([self.runner], [growth for growth in growths if growth.context.request_id not in chains])
         return [chains.get(growth.context.request_id) or growth.tree() for growth in growths]
 

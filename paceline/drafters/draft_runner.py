@@ -19,7 +19,7 @@ from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import Growth
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.base import PAGE_SIZE, CausalLM, slot_of
-from paceline.models.chains import DraftsChains, GreedyDraft
+from paceline.models.chains import ChainDraft, DraftsChains, Draws
 from paceline.models.feedback import has_memory
 from paceline.models.loaded import LoadedModel
 from paceline.models.rows import Logits, Part, build_rows, compaction
@@ -50,6 +50,7 @@ class DraftRunner:
         is_wider = vocab_size is not None and model.config.vocab_size > vocab_size
         self._cut = vocab_size if is_wider else None
         self._model, self.can_chain = model, isinstance(model, DraftsChains) and not is_wider
+        self.can_draw = self.can_chain
         self.cache = model.new_cache(num_pages)
         self.pages = DraftPages(num_pages)
         self._max_prefill = max_prefill_rows
@@ -84,15 +85,14 @@ class DraftRunner:
             for (growth, nodes), known in zip(work, found, strict=True)
         ]
 
-    def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
-        """Greedy chains of `num_tokens` tokens in one call, for a `DraftsChains` model; the last token is not
-        computed."""
+    def draft_chains(self, growths: Sequence[Growth], num_tokens: int, draws: Draws | None = None) -> ChainDraft:
+        """See `ChainRunner`, for a `DraftsChains` model; the last token is not computed."""
         kept = [self.pages[growth.context.request_id] for growth in growths]
         parts = [
             self._committed_part(own, growth.context.token_ids, "last")
             for own, growth in zip(kept, growths, strict=True)
         ]
-        draft = cast(DraftsChains, self._model).draft_greedy(build_rows(parts), self.cache, num_tokens)
+        draft = cast(DraftsChains, self._model).draft_chains(build_rows(parts), self.cache, num_tokens, draws)
         for own, tokens in zip(kept, draft.tokens.tolist(), strict=True):
             self.pages.share(own)
             own.row_tokens, own.row_parents = tokens[:-1], list(range(-1, len(tokens) - 2))

@@ -49,6 +49,7 @@ def draft_context(live: LiveSample, grant: Grant, batch: BatchStats, speculation
         coupled=live.judge.coupled,
         keep_drafting=lambda laws: policy.keep_drafting(prefix, laws),
         takes_argmax=live.warper.takes_argmax,
+        target_key=live.judge.target_key if live.warper.never_edits else None,
         asks_beliefs=policy.asks_beliefs,
         asks_laws=policy.asks_laws,
         rank=live.warper.confidence_law,

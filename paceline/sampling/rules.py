@@ -123,16 +123,24 @@ class Judge:
     randomness: Randomness
     coupled: bool
 
+    @property
+    def target_key(self) -> Callable[[int], int] | None:
+        """Noise key of the target's draw at an absolute position, for drafters that draw with it; None for others."""
+        noise = self.randomness
+        if not self.coupled or not isinstance(noise, CounterRandomness):
+            return None
+        return partial(noise.key, purpose="target", node=ROOT)
+
     def verdict(self, tree: TokenTree, target: TargetLaws, position: int) -> Verdict:
         """The verdict on a draft; see `verify_as_far`."""
         return verify_as_far(self.verify, tree, target, self.randomness, position)
 
 
-def judge(name: str, verifier: Verifier, seed: int | None, number: int) -> Judge:
+def judge(name: str, verifier: Verifier, seed: int | None, number: int, prefers_coupled: bool = False) -> Judge:
     """The judge of a request under the rule called `name`, with its options bound in `verifier`.
 
     Under ``auto``, a request with a seed gets the coupled rule, so that its output is that of plain sampling whatever
-    is drafted; one without a seed gets `verify_auto` with a fresh seed.
+    is drafted; one without a seed gets `verify_auto` with a fresh seed, or the coupled rule where that is preferred.
 
     Rules with acceptance coins use a noise stream of their own for every request, even for equal seeds. Otherwise a
     drafter or policy that remembers an earlier request of the same seed could propose tokens that were decided by the
@@ -141,9 +149,10 @@ def judge(name: str, verifier: Verifier, seed: int | None, number: int) -> Judge
     Args:
         seed: of the request; None for a fresh one.
         number: of the request, at least 0, which no other one has, in this engine or another.
+        prefers_coupled: the drafter is faster under the coupled rule.
     """
-    if name == AUTO and seed is not None:
-        return Judge(verify_coupled, CounterRandomness(seed), True)
+    if name == AUTO and (seed is not None or prefers_coupled):
+        return Judge(verify_coupled, CounterRandomness(fresh_seed() if seed is None else seed), True)
     if seed is None:
         return Judge(verifier, CounterRandomness(fresh_seed()), name == "coupled")
     stream = 1 + number if name in _TOSSES_COINS else 0

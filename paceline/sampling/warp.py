@@ -77,8 +77,10 @@ class Warper:
         edits = bool(self._counts is not None or len(self._bias_ids) or self._bad_words or self._allowed is not None)
         self._only_grammar = grammar is not None and not edits
         self._always_edits = edits or grammar is not None
-        self.takes_argmax = params.is_greedy and not params.min_tokens and not self._always_edits
-        """Whether every law is one-hot at the largest logit: temperature 0, and nothing else changes logits."""
+        self.never_edits = not params.min_tokens and not self._always_edits
+        """Whether nothing but temperature, min-p, top-k and top-p changes the logits of any row."""
+        self.takes_argmax = params.is_greedy and self.never_edits
+        """Whether every law is one-hot at the largest logit."""
 
     def law(self, logits: np.ndarray, path: Sequence[int] = (), ids: np.ndarray | None = None, best: int = -1) -> Law:
         """The warped law of the next token.

@@ -114,7 +114,7 @@ def test_the_law_is_renormalised_inside_the_shared_tokens():
 class Chaining(FloatTable):
     """The same on a device, which drafts greedy chains over its whole vocabulary in one call."""
 
-    def draft_greedy(self, rows, cache, num_tokens):
+    def draft_chains(self, rows, cache, num_tokens):
         raise AssertionError("the vocabulary of the draft has tokens that the target lacks")
 
 

@@ -14,7 +14,7 @@ from paceline.drafters.draft_pages import Kept
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.paged import PagedRunner, keys_of_pairs
 from paceline.drafters.trees.growth import Growth
-from paceline.models.chains import GreedyDraft
+from paceline.models.chains import ChainDraft, Draws
 from paceline.models.heads.nets import AutoregressiveNet
 from paceline.models.rows import Logits, Part, build_rows
 from paceline.models.states import States, concatenate
@@ -26,7 +26,8 @@ class AutoregressiveRunner(PagedRunner):
 
     def __init__(self, net: AutoregressiveNet, states: HiddenStates, num_pages: int, vocab_size: int) -> None:
         super().__init__(states, net.new_cache(num_pages), vocab_size)
-        self._net, self.can_chain = net, hasattr(net, "draft_greedy")
+        self._net = net
+        self.can_chain, self.can_draw = hasattr(net, "draft_chains"), getattr(net, "draws_chains", False)
         self._below: dict[str, dict[int, np.ndarray]] = {}
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
@@ -48,10 +49,11 @@ class AutoregressiveRunner(PagedRunner):
             asked += len(nodes)
         return found
 
-    def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
-        """Greedy chains of `num_tokens` tokens, in one call; only for a net with `draft_greedy`."""
+    def draft_chains(self, growths: Sequence[Growth], num_tokens: int, draws: Draws | None = None) -> ChainDraft:
+        """See `ChainRunner`; only for a net with `draft_chains`."""
         parts, _, fed = self._roots(growths)
-        return self._net.draft_greedy(build_rows(parts), fed, self.cache, num_tokens)  # type: ignore[attr-defined]
+        drawn = () if draws is None else (draws,)
+        return self._net.draft_chains(build_rows(parts), fed, self.cache, num_tokens, *drawn)  # type: ignore[attr-defined]
 
     def release(self, request_id: str) -> None:
         super().release(request_id)

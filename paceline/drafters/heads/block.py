@@ -16,7 +16,7 @@ from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.paged import PagedRunner
 from paceline.drafters.trees.growth import Growth
 from paceline.models.base import Rows, slot_of
-from paceline.models.chains import GreedyDraft
+from paceline.models.chains import ChainDraft, Draws
 from paceline.models.heads.nets import BlockNet
 from paceline.models.rows import Part, build_rows
 from paceline.sampling.randomness import ROOT
@@ -35,7 +35,7 @@ class BlockRunner(PagedRunner):
     def __init__(self, net: BlockNet, states: HiddenStates, num_pages: int, vocab_size: int) -> None:
         super().__init__(states, net.new_cache(num_pages), vocab_size)
         self._net, config = net, net.record.config
-        self.can_chain = hasattr(net, "draft_greedy")
+        self.can_chain, self.can_draw = hasattr(net, "draft_chains"), getattr(net, "draws_chains", False)
         self._first_place = 0 if config.sample_from_anchor else 1
         self._size = config.num_steps + self._first_place
         self._mask = config.mask_token_id or 0
@@ -46,12 +46,13 @@ class BlockRunner(PagedRunner):
         self._run([growth for growth, nodes in work if nodes[0] == ROOT])
         return [self._below(growth, nodes) for growth, nodes in work]
 
-    def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
-        """Greedy chains of `num_tokens` tokens, in one call; only for a net with `draft_greedy`."""
+    def draft_chains(self, growths: Sequence[Growth], num_tokens: int, draws: Draws | None = None) -> ChainDraft:
+        """See `ChainRunner`; only for a net with `draft_chains`."""
         rows = _two_way(build_rows([self._part(growth) for growth in growths]), self._size)
         places = self._first_place + np.arange(num_tokens) + self._size * np.arange(len(growths))[:, None]
         rows = replace(rows, logit_rows=places.reshape(-1).astype(np.int32))
-        return self._net.draft_greedy(rows, self.cache)  # type: ignore[attr-defined]
+        drawn = () if draws is None else (draws,)
+        return self._net.draft_chains(rows, self.cache, *drawn)  # type: ignore[attr-defined]
 
     def release(self, request_id: str) -> None:
         super().release(request_id)

@@ -15,8 +15,8 @@ from typing import cast
 import numpy as np
 
 from paceline.drafters.base import DraftContext
+from paceline.drafters.chains_at_once import ChainRunner, chains_at_once
 from paceline.drafters.draft_runner import Runner, grow_all
-from paceline.drafters.greedy_chain import ChainRunner, chains_at_once, greedy_chains
 from paceline.drafters.heads.autoregressive import AutoregressiveRunner
 from paceline.drafters.heads.block import BlockRunner
 from paceline.drafters.heads.half_autoregressive import HalfAutoregressiveRunner
@@ -68,6 +68,7 @@ class HeadDrafter:
             cost_ratio=cost_ratio,
             natural_budget=shape.natural_budget if shape.branches else natural,
             at_once=self._chains is not None,
+            draws_at_once=self._chains is not None and self._chains.can_draw,
             reads=isinstance(runner, _READERS),
             taps=config.taps,
         )
@@ -75,8 +76,7 @@ class HeadDrafter:
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """See `Drafter`."""
         growths = [self._begin(self._own(context)) for context in contexts]
-        at_once = [growth for growth in growths if self._can_chain(growth.context)]
-        chains = greedy_chains(self._chains, at_once) if self._chains and at_once else {}
+        chains = chains_at_once(self._chains, growths)
         runners: list[Runner] = [self.runner]
         grow_all(runners, [growth for growth in growths if growth.context.request_id not in chains])
         return [chains.get(growth.context.request_id) or growth.tree() for growth in growths]
@@ -90,9 +90,6 @@ class HeadDrafter:
         """See `Drafter`."""
         self.runner.states.release(request_id)
         self.runner.release(request_id)
-
-    def _can_chain(self, context: DraftContext) -> bool:
-        return self._chains is not None and chains_at_once(context)
 
     def _own(self, context: DraftContext) -> DraftContext:
         """The context for this head: laws over its own vocabulary, and at most as many levels as it supports."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.trees.growth import Growth
-from paceline.models.chains import GreedyDraft
+from paceline.models.chains import ChainDraft, Draws
 from paceline.models.heads.nets import StepNet
 from paceline.models.states import States, concatenate
 from paceline.sampling.randomness import ROOT
@@ -27,7 +27,7 @@ class StepRunner:
 
     def __init__(self, net: StepNet, states: HiddenStates) -> None:
         self._net, self.states = net, states
-        self.can_chain = hasattr(net, "draft_greedy")
+        self.can_chain, self.can_draw = hasattr(net, "draft_chains"), getattr(net, "draws_chains", False)
         self._below: dict[str, dict[int, tuple[int, States]]] = {}
 
     def can_hold(self, growth: Growth) -> bool:
@@ -57,11 +57,12 @@ class StepRunner:
             self._below[growth.context.request_id][node] = (level + 1, states[row : row + 1])
         return np.split(logits.copy(), np.cumsum([len(nodes) for _, nodes in work])[:-1])
 
-    def draft_greedy(self, growths: Sequence[Growth], num_tokens: int) -> GreedyDraft:
-        """Greedy chains of `num_tokens` tokens, in one call; only for a net with `draft_greedy`."""
+    def draft_chains(self, growths: Sequence[Growth], num_tokens: int, draws: Draws | None = None) -> ChainDraft:
+        """See `ChainRunner`; only for a net with `draft_chains`."""
         states = concatenate([self._below[growth.context.request_id][ROOT][1] for growth in growths])
         last = np.array([growth.context.token_ids[-1] for growth in growths], np.int32)
-        return self._net.draft_greedy(states, last, num_tokens)  # type: ignore[attr-defined]
+        drawn = () if draws is None else (draws,)
+        return self._net.draft_chains(states, last, num_tokens, *drawn)  # type: ignore[attr-defined]
 
     def observe(self, outcome: RequestOutcome) -> None:
         """Release a finished request."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.errors import InvalidParameter
 from paceline.models.base import DrawnOutput, ForwardOutput, KVCache, Rows
-from paceline.models.chains import GreedyDraft
+from paceline.models.chains import ChainDraft, Draws
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention
 from paceline.models.cuda_executor.block_matrix import put_blocks
@@ -25,8 +25,9 @@ from paceline.models.cuda_executor.foreseen import Foreseen
 from paceline.models.cuda_executor.graphs import GraphCapture, Outputs, on_device
 from paceline.models.cuda_executor.invariant import row_invariant
 from paceline.models.cuda_executor.laws import Wide, answers_of, peaks_of, picks_of, read_answers
+from paceline.models.cuda_executor.laws.chains import Picks
 from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below
-from paceline.models.cuda_executor.passes import Advance, CudaKVCache, Launched, Passes, likeliest
+from paceline.models.cuda_executor.passes import Advance, CudaKVCache, Launched, Passes
 from paceline.models.cuda_executor.staging import LARGEST
 from paceline.models.dtypes import activations_beside_blocks
 from paceline.models.torch_executor.device_states import DeviceStates
@@ -214,31 +215,32 @@ class CudaModel(TorchModel):
         return table, None if launched.states is None else DeviceStates(launched.states.clone())
 
     @torch.inference_mode()
-    def draft_greedy(self, rows: Rows, cache: KVCache, num_tokens: int) -> GreedyDraft:
+    def draft_chains(self, rows: Rows, cache: KVCache, num_tokens: int, draws: Draws | None = None) -> ChainDraft:
         """See `DraftsChains`: one graph for the pass over `rows` and one for the chains; waits for the tokens.
 
         Raises:
             InvalidParameter: see `forward`.
         """
-        logits = self.launch(rows, cache).logits
+        logits, picks = self.launch(rows, cache).logits, Picks.of(draws, self._send)
         if self.attention == "sdpa":
-            return self._chain_apart(rows, cache, logits, num_tokens)
+            return self._chain_apart(rows, cache, logits, num_tokens, picks)
         own = cast(CudaKVCache, cache)
         name = (tuple(self._stage.running),)
         return self.passes.chain(
-            rows, own, name, (logits,), num_tokens, lambda placed, tokens, _: self._below(placed, tokens, own)
-        )
+            rows, own, name, (logits,), num_tokens, lambda placed, tokens, _: self._below(placed, tokens, own),
+            picks,
+        )  # fmt: skip
 
-    def _chain_apart(self, rows: Rows, cache: KVCache, logits: Tensor, num_tokens: int) -> GreedyDraft:
+    def _chain_apart(self, rows: Rows, cache: KVCache, logits: Tensor, num_tokens: int, picks: Picks) -> ChainDraft:
         """The chains after `logits` without graphs (masks are made on the host): a pass per level, each waited for."""
         tokens, probs = [], []
-        for level in [*levels_below(rows, num_tokens - 1), None]:
-            columns, chances = likeliest(logits)
-            tokens.append(columns.cpu().numpy().astype(np.int32))
-            probs.append(chances.cpu().numpy())
-            if level is not None:
-                logits = self.launch(replace(level, token_ids=tokens[-1]), cache).logits
-        return GreedyDraft(np.stack(tokens, axis=1), np.stack(probs, axis=1))
+        for level, below in enumerate([*levels_below(rows, num_tokens - 1), None]):
+            token, prob = picks.at(level, logits)
+            tokens.append(token.cpu().numpy().astype(np.int32))
+            probs.append(prob.cpu().numpy())
+            if below is not None:
+                logits = self.launch(replace(below, token_ids=tokens[-1]), cache).logits
+        return ChainDraft(np.stack(tokens, axis=1), np.stack(probs, axis=1))
 
     def launch(
         self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = (), *, is_foreseen: bool = False,

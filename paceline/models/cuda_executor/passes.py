@@ -1,10 +1,11 @@
-"""`Passes`: passes over rows in static shapes, each shape recorded once as a graph, and greedy chains of passes.
+"""`Passes`: passes over rows in static shapes, each shape recorded once as a graph, and draft chains of passes.
 
 A network is a function of staged rows, defined in `model.py` and `heads/`. The host waits for the device only to fetch
 outputs, e.g. the tokens of a chain.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor
 
 from paceline.models.base import PAGE_SIZE, Rows
-from paceline.models.chains import GreedyDraft
+from paceline.models.chains import ChainDraft
 from paceline.models.config import ModelConfig
 from paceline.models.cuda_executor.attention import AttentionName, rows_of_tile
 from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, graphs_of, on_device
+from paceline.models.cuda_executor.laws.chains import Picks
 from paceline.models.cuda_executor.lookups import FEW_ROWS, LONGEST_LOOKED_UP, Lookups
 from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below, num_splits
 from paceline.models.cuda_executor.staging import LARGEST, Staging, asked_bucket, bucket_of
@@ -159,40 +161,43 @@ class Passes:
 
     def chain(
         self, rows: Rows, cache: CudaKVCache, name: tuple, begun: Outputs, num_tokens: int, below: Below,
-        ids: Tensor | None = None,
-    ) -> GreedyDraft:  # fmt: skip
-        """Greedy chains of `num_tokens` tokens after the logit rows of `rows`, as one graph; waits for the tokens.
+        picks: Picks,
+    ) -> ChainDraft:  # fmt: skip
+        """Chains of `num_tokens` tokens after the logit rows of `rows`, as one graph; waits for the tokens.
 
         Args:
             begun: logits [logit rows, n] and states [logit rows, ..] of those rows.
             below: a pass over one level.
-            ids: [n] token ids of the columns of logits; None where columns are token ids.
+            picks: of tokens, with draws for the logit rows.
         """
         size, levels = len(rows.logit_rows), levels_below(rows, num_tokens - 1)
         self._count(cache)
         with on_device(self.device):
             if not levels:
-                table = _picked(begun, [], below, ids)
+                table = _picked(begun, [], below, picks)
             else:
-                table = self._chained(levels, cache, name, begun, below, ids)
+                table = self._chained(levels, cache, name, begun, below, picks)
             tokens, probs = table[:, :, :size].cpu().numpy()
-        return GreedyDraft(tokens.T.astype(np.int32), probs.T.astype(np.float32))
+        return ChainDraft(tokens.T.astype(np.int32), probs.T.astype(np.float32))
 
     def _chained(
-        self, levels: Sequence[Rows], cache: CudaKVCache, name: tuple, begun: Outputs, below: Below, ids: Tensor | None
+        self, levels: Sequence[Rows], cache: CudaKVCache, name: tuple, begun: Outputs, below: Below, picks: Picks
     ) -> Tensor:
         """The table of `_picked` for `levels`, possibly with padding rows."""
         splits = num_splits(levels[-1])
         if not (self.records and self._staging.fits_levels(levels)):
-            return _picked(begun, self._staging.place_levels_apart(levels, cache.spare_slot, splits), below, ids)
+            return _picked(begun, self._staging.place_levels_apart(levels, cache.spare_slot, splits), below, picks)
         placed = self._staging.place_levels(levels, cache.spare_slot, splits)
         bucket = cast(int, bucket_of(len(levels[0].token_ids)))
 
-        def compute(static: Sequence[Tensor]) -> Outputs:
-            return (_picked(tuple(static), placed, below, ids),)
+        drawn = () if picks.draws is None else (picks.draws,)
 
-        key = (*name, "chain", len(levels), bucket, splits)
-        [table] = self._replay(cache, key, compute, begun, bucket, gives_logits=False)
+        def compute(static: Sequence[Tensor]) -> Outputs:
+            staged = replace(picks, draws=static[-1] if drawn else None)
+            return (_picked(tuple(static[: len(begun)]), placed, below, staged),)
+
+        key = (*name, "chain", len(levels), bucket, splits, bool(drawn))
+        [table] = self._replay(cache, key, compute, (*begun, *drawn), bucket, gives_logits=False)
         return table
 
     def _replay(
@@ -202,11 +207,11 @@ class Passes:
         """Run the graph with this key, recording it the first time, on the inputs `fed` padded to `num_rows`."""
         if key not in cache.graphs:
             static = [torch.zeros(num_rows, *one.shape[1:], dtype=one.dtype, device=self.device) for one in fed]
-            _fill(static, fed)
+            fill(static, fed)
             recorded = self._into_place(compute) if gives_logits else compute
             cache.graphs[key] = self.capture(lambda: recorded(static)), static
         graph, static = cache.graphs[key]
-        _fill(static, fed)
+        fill(static, fed)
         return graph()
 
     def place_of_logits(self, count: int) -> Tensor | None:
@@ -235,25 +240,20 @@ def _key(rows: Rows, name: tuple, splits: int) -> tuple:
     return (*name, bucket, asked_bucket(len(rows.logit_rows), bucket), splits)
 
 
-def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(argmax [n] of logits [n, m], the first on ties; their probabilities [n] at temperature 1)."""
-    peak, column = logits.max(dim=-1)
-    return column, (peak - logits.logsumexp(dim=-1)).exp()
-
-
-def _picked(begun: Outputs, levels: Sequence[PagedRows], below: Below, ids: Tensor | None) -> Tensor:
-    """[2, levels + 1, rows] float64: the tokens of chains, and their probabilities."""
+def _picked(begun: Outputs, levels: Sequence[PagedRows], below: Below, picks: Picks) -> Tensor:
+    """[2, levels + 1, rows] float64: the tokens of chains, and the largest probabilities."""
     logits, *states = begun
     tokens, probs = [], []
-    for placed in [*levels, None]:
-        column, prob = likeliest(logits)
-        tokens.append(column if ids is None else ids[column])
+    for level, placed in enumerate([*levels, None]):
+        token, prob = picks.at(level, logits)
+        tokens.append(token)
         probs.append(prob)
         if placed is not None:
             logits, *states = below(placed, tokens[-1], states)
     return torch.stack([torch.stack(tokens).double(), torch.stack(probs).double()])
 
 
-def _fill(static: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+def fill(static: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    """Copy the rows of `given` to the beginning of larger tensors."""
     for kept, one in zip(static, given, strict=True):
         kept[: len(one)].copy_(one)

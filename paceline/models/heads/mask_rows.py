@@ -8,14 +8,14 @@ from collections.abc import Callable
 import numpy as np
 
 from paceline.models.base import PAGE_SIZE, KVCache, Rows
-from paceline.models.chains import GreedyDraft
+from paceline.models.chains import ChainDraft
 from paceline.models.heads.nets import NetOutput
 
 
 def draft_masks(
     forward: Callable[[Rows, np.ndarray, KVCache], NetOutput], ids: np.ndarray | None, mask_state: np.ndarray,
     rows: Rows, hidden: np.ndarray, cache: KVCache, num_tokens: int,
-) -> GreedyDraft:  # fmt: skip
+) -> ChainDraft:  # fmt: skip
     """A greedy chain after each logit row, in one pass.
 
     Args:
@@ -32,7 +32,7 @@ def draft_masks(
     logits = logits.reshape(-1, num_tokens, logits.shape[1])
     best, highest = logits.argmax(axis=2), logits.max(axis=2, keepdims=True)
     tokens = best if ids is None else ids[best]
-    return GreedyDraft(tokens.astype(np.int32), 1 / np.exp(logits - highest).sum(axis=2))
+    return ChainDraft(tokens.astype(np.int32), 1 / np.exp(logits - highest).sum(axis=2))
 
 
 def with_masks(rows: Rows, count: int) -> tuple[Rows, np.ndarray]:

@@ -5,6 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from paceline.models.chains import Draws  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor.laws import answers_of, picks_of  # noqa: E402
 from paceline.models.cuda_executor.laws.noise import exponentials, words  # noqa: E402
@@ -36,6 +37,12 @@ def pair(checkpoint, **options):
     return there, here
 
 
+def draws_of(count):
+    """Three draws for each of `count` requests."""
+    half = np.full(count, 0.5)
+    return Draws(half, 0 * half, 0 * half, half, np.arange(3 * count, dtype=np.uint64).reshape(count, 3))
+
+
 def close(ours, theirs):
     np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=1e-5)
 
@@ -50,8 +57,9 @@ def test_passes_and_chains(family, attention):
         ours, theirs = (model.forward(rows, model.new_cache(16), (1,)) for model in both)
         close(ours.logits, theirs.logits)
         close(ours.taps[1], theirs.taps[1])
-        drafts = [model.draft_greedy(chained, model.new_cache(3), 3) for model in both]
-        assert drafts[0].tokens.tolist() == drafts[1].tokens.tolist()
+        for draws in (None, draws_of(2)):
+            drafts = [model.draft_chains(chained, model.new_cache(3), 3, draws) for model in both]
+            assert drafts[0].tokens.tolist() == drafts[1].tokens.tolist()
         for model in both:
             cache = model.new_cache(16)
             model.forward(rows, cache)
@@ -83,7 +91,7 @@ def test_answers_to_questions_of_every_kind():
 def test_noise_there_is_the_hosts():
     key = CounterRandomness(3).key(7, "target", -1)
     with far_device():
-        there = exponentials(torch.from_numpy(words([key])).to(FAR), 97).cpu().numpy()
+        there = exponentials(torch.from_numpy(words([key])).to(FAR), torch.arange(97).to(FAR)).cpu().numpy()
     np.testing.assert_array_max_ulp(there[0], CounterRandomness(3).exponentials(np.arange(97), 7, "target"), 1)
 
 
@@ -137,12 +145,19 @@ def run(net, taps):
         return list(net.draft([BlockOfRows(places[-2:], places[-2:], places)], cache))
     if hasattr(net, "project"):
         cache, fed = net.new_cache(1), net.project(taps)
-        draft = net.draft_greedy(rows, fed, cache, 3)
-        return [*draft, *(one.copy() for one in net.forward(rows, fed, cache))]
+        drafts = [*net.draft_chains(rows, fed, cache, 3), *drawn(net, 1, rows, fed, cache, 3)]
+        return [*drafts, *(one.copy() for one in net.forward(rows, fed, cache))]
     if hasattr(net, "inject"):
         cache = net.new_cache(2)
         net.inject(taps, np.arange(6), np.arange(16, 22), cache)
         outputs = [one.copy() for one in net.forward(rows, cache)]
-        return [*outputs, net.bias(tokens), net.confidence(outputs[1], tokens), *net.draft_greedy(rows, cache)]
+        more = net.bias(tokens), net.confidence(outputs[1], tokens)
+        return [*outputs, *more, *net.draft_chains(rows, cache), *drawn(net, 1, rows, cache)]
     begun = net.begin(taps)
-    return [begun, *net.step(0, begun, tokens), *net.draft_greedy(begun, tokens, 3)]
+    drafts = [*net.draft_chains(begun, tokens, 3), *drawn(net, len(tokens), begun, tokens, 3)]
+    return [begun, *net.step(0, begun, tokens), *drafts]
+
+
+def drawn(net, count, *given):
+    """A drawn chain for each of `count` requests; nothing from a net that cannot draw."""
+    return net.draft_chains(*given, draws_of(count)) if hasattr(net, "draws_chains") else []

@@ -11,6 +11,7 @@ from paceline.config import EngineConfig, SpeculativeConfig  # noqa: E402
 from paceline.engine.build import build_engine  # noqa: E402
 from paceline.errors import InvalidParameter, UnsupportedModel  # noqa: E402
 from paceline.models.base import slot_of  # noqa: E402
+from paceline.models.chains import Draws  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor.graphs import EagerGraphs  # noqa: E402
 from paceline.models.cuda_executor.heads.nets import CudaAutoregressiveNet, CudaBlockNet, CudaStepNet  # noqa: E402
@@ -22,6 +23,7 @@ from paceline.models.resolve import ModelSource  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.models.torch_executor import TorchModel  # noqa: E402
 from paceline.models.torch_executor.heads.nets import TorchAutoregressiveNet, TorchParallelEagle  # noqa: E402
+from paceline.sampling import CounterRandomness, Warper  # noqa: E402
 from paceline.types import SamplingParams  # noqa: E402
 from tests.fakes import ByteTokenizer, RandomCheckpoint, run_to_end  # noqa: E402
 from tests.models.heads import records  # noqa: E402
@@ -61,25 +63,52 @@ EAGLES = {
 }
 
 
-def chain_of(net, pages, texts, fed, num_tokens):
+HOT = SamplingParams(temperature=0.9, top_k=30, min_p=0.01)
+
+
+def draws_of(num_requests, num_tokens):
+    """Draws of `HOT` requests for `drawn`."""
+    noise = CounterRandomness(7)
+    keys = [[noise.key(10 * i + level, "target", -1) for level in range(num_tokens)] for i in range(num_requests)]
+    values = [np.full(num_requests, getattr(HOT, name)) for name in ("temperature", "min_p", "top_k", "top_p")]
+    return Draws(*values, np.array(keys, np.uint64))
+
+
+def drawn(logits, ids, request, level):
+    """The token that the host draws from a net's logits."""
+    law = Warper(HOT, token_ids=[], num_prompt_tokens=0).law(logits, ids=ids)
+    return CounterRandomness(7).draw(law, 10 * request + level, "target")
+
+
+def likeliest(logits, ids, request, level):
+    return int(logits.argmax()) if ids is None else int(ids[logits.argmax()])
+
+
+WAYS = pytest.mark.parametrize(
+    ("pick", "asked"), [(likeliest, lambda *_: None), (drawn, draws_of)], ids=["greedy", "drawn"]
+)
+
+
+def chain_of(net, pages, texts, fed, num_tokens, pick):
     """Chains by passes of a net that hands out logits."""
     ids, tokens, probs = net.record.draft_ids, [], []
-    for own_pages, text, hidden in zip(pages, texts, fed, strict=True):
+    for request, (own_pages, text, hidden) in enumerate(zip(pages, texts, fed, strict=True)):
         cache, at, rows, own, sure = net.new_cache(8), len(text), text, [], []
         for level in range(num_tokens):
             part = Part(own_pages, 0 if not level else at + level - 1, rows, logits="last")
             logits, states = net.forward(build_rows([part]), hidden, cache)
-            best = int(logits[0].argmax())
-            sure.append(1 / np.exp(logits[0] - logits[0].max()).sum())
-            own.append(best if ids is None else int(ids[best]))
+            heat = HOT.temperature if pick is drawn else 1
+            sure.append(1 / np.exp((logits[0] - logits[0].max()) / heat).sum())
+            own.append(pick(logits[0], ids, request, level))
             rows, hidden = own[-1:], states[-1:]
         tokens.append(own)
         probs.append(sure)
     return tokens, probs
 
 
+@WAYS
 @pytest.mark.parametrize("name", EAGLES)
-def test_heads_that_feed_on_themselves(in_torch, name):
+def test_heads_that_feed_on_themselves(in_torch, name, pick, asked):
     record = EAGLES[name]
     ours, theirs = both(in_torch, record)
     assert isinstance(ours, CudaAutoregressiveNet)
@@ -90,15 +119,16 @@ def test_heads_that_feed_on_themselves(in_torch, name):
     for found, want in zip(*(net.forward(rows, hidden[:12], net.new_cache(4)) for net in (ours, theirs)), strict=True):
         close(found, want)
     pages, texts, fed = ((2, 0), (1, 3)), (TOKENS[:14], TOKENS[5:20]), (hidden[:14], hidden[5:20])
-    tokens, probs = chain_of(theirs, pages, texts, fed, 4)
+    tokens, probs = chain_of(theirs, pages, texts, fed, 4, pick)
     parts = [Part(own, 0, text, logits="last") for own, text in zip(pages, texts, strict=True)]
-    draft = ours.draft_greedy(build_rows(parts), np.concatenate(fed), ours.new_cache(4), 4)
+    draft = ours.draft_chains(build_rows(parts), np.concatenate(fed), ours.new_cache(4), 4, asked(2, 4))
     assert draft.tokens.tolist() == tokens
     close(draft.top_probs, probs)
 
 
+@WAYS
 @pytest.mark.parametrize("record", [records.dspark(), records.dflash()], ids=["dspark", "dflash"])
-def test_heads_that_draft_a_block(in_torch, record):
+def test_heads_that_draft_a_block(in_torch, record, pick, asked):
     ours, theirs = both(in_torch, record)
     assert isinstance(ours, CudaBlockNet)
     config, taps = record.config, TAPS[:13, : 96 * len(record.config.taps)]
@@ -118,24 +148,25 @@ def test_heads_that_draft_a_block(in_torch, record):
     close(ours.bias(tokens), theirs.bias(tokens))
     close(ours.confidence(want.hidden[:2], tokens), theirs.confidence(want.hidden[:2], tokens))
     places = first + np.arange(3) + size * np.arange(2)[:, None]
-    draft = ours.draft_greedy(replace(rows, logit_rows=places.reshape(-1).astype(np.int32)), caches[0])
-    assert draft.tokens.tolist() == _below(theirs, want.logits.reshape(2, size, -1)[:, first:], (9, 8))
+    drafting = replace(rows, logit_rows=places.reshape(-1).astype(np.int32))
+    draft = ours.draft_chains(drafting, caches[0], asked(2, 3))
+    assert draft.tokens.tolist() == _below(theirs, want.logits.reshape(2, size, -1)[:, first:], (9, 8), pick)
 
 
-def _below(net, blocks, anchors):
+def _below(net, blocks, anchors, pick):
     tokens = []
-    for logits, before in zip(blocks, anchors, strict=True):
+    for request, (logits, before) in enumerate(zip(blocks, anchors, strict=True)):
         own = []
-        for place in logits[:3]:
-            best = int((place + net.bias(np.array([before]))[0]).argmax())
-            before = best if net.record.draft_ids is None else int(net.record.draft_ids[best])
+        for level, place in enumerate(logits[:3]):
+            before = pick(place + net.bias(np.array([before]))[0], net.record.draft_ids, request, level)
             own.append(before)
         tokens.append(own)
     return tokens
 
 
+@WAYS
 @pytest.mark.parametrize("make", [records.mlp_speculator, records.medusa, records.blockwise])
-def test_heads_without_attention(in_torch, make):
+def test_heads_without_attention(in_torch, make, pick, asked):
     record = make()
     ours, theirs = both(in_torch, record)
     assert isinstance(ours, CudaStepNet)
@@ -145,10 +176,10 @@ def test_heads_without_attention(in_torch, make):
     for level in range(3):
         logits, states = theirs.step(level, states, tokens)
         close(ours.step(level, begun, above)[0], theirs.step(level, begun, above)[0])
-        tokens = record.draft_ids[logits.argmax(axis=1)]
+        tokens = np.array([pick(row, record.draft_ids, request, level) for request, row in enumerate(logits)])
         want.append(tokens.tolist())
-    assert ours.draft_greedy(begun, above, 3).tokens.T.tolist() == want
-    assert ours.draft_greedy(begun[:2], above[:2], 3).tokens.T.tolist() == [own[:2] for own in want]
+    assert ours.draft_chains(begun, above, 3, asked(3, 3)).tokens.T.tolist() == want
+    assert ours.draft_chains(begun[:2], above[:2], 3, asked(2, 3)).tokens.T.tolist() == [own[:2] for own in want]
 
 
 def test_a_chain_is_two_graphs_whatever_is_accepted():
@@ -157,7 +188,7 @@ def test_a_chain_is_two_graphs_whatever_is_accepted():
     hidden, cache = net.project(TAPS), net.new_cache(4)
     for start in (0, 4, 8, 11):
         part = Part((2, 0), start, TOKENS[start : start + 3], logits="last")
-        net.draft_greedy(build_rows([part]), hidden[start : start + 3], cache, 3)
+        net.draft_chains(build_rows([part]), hidden[start : start + 3], cache, 3)
     assert capture.num_captured == 2
 
 
@@ -175,19 +206,19 @@ def test_halves_are_stored_and_nothing_meets_another_format(in_torch, make, dtyp
             fed = exact.project(taps)[:5]
             outputs = [_kept(one.forward(rows, fed, cache)) for one, cache in zip((net, exact), caches, strict=True)]
             last = replace(rows, logit_rows=rows.logit_rows[-1:])
-            net.draft_greedy(last, fed, net.new_cache(2), 3)
+            net.draft_chains(last, fed, net.new_cache(2), 3)
         else:
             for one, cache in zip((net, exact), caches, strict=True):
                 one.inject(taps[:3], np.arange(3), np.arange(16, 19), cache)
             outputs = [_kept(one.forward(rows, cache)) for one, cache in zip((net, exact), caches, strict=True)]
             net.bias(np.array([3]))
             net.confidence(outputs[0].hidden[:1], np.array([3]))
-            net.draft_greedy(replace(rows, logit_rows=rows.logit_rows[:4]), caches[0])
+            net.draft_chains(replace(rows, logit_rows=rows.logit_rows[:4]), caches[0])
         found, want = outputs[0].logits, outputs[1].logits
     else:
         begun = exact.begin(TAPS[:3, :96])
         found, want = (one.step(0, begun, np.array([4, 5, 6]))[0] for one in (net, exact))
-        net.draft_greedy(begun, np.array([4, 5, 6]), 2)
+        net.draft_chains(begun, np.array([4, 5, 6]), 2)
     assert np.corrcoef(found.ravel(), want.ravel())[0, 1] > 0.99
 
 
@@ -218,13 +249,14 @@ def test_tables_that_the_target_stores_in_blocks_are_widened(tmp_path, attention
 def test_what_runs_as_in_torch_and_what_is_refused():
     assert type(make_net(EAGLES["eagle3"], on_device("sdpa"))) is TorchAutoregressiveNet
     assert type(make_net(records.p_eagle(), on_device())) is TorchParallelEagle
-    assert not hasattr(make_net(records.falcon(), on_device()), "draft_greedy")
+    assert not hasattr(make_net(records.falcon(), on_device()), "draft_chains")
     with pytest.raises(InvalidParameter, match="dtype"):
         make_net(EAGLES["eagle3"], on_device(), "int8")
     with pytest.raises(UnsupportedModel, match="hydra"):
         make_net(records.hydra(), on_device())
 
 
+AT_ONCE = ("eagle3", "dspark", "mlp_speculator", "medusa")
 PROMPTS = [RNG.integers(3, 120, n).tolist() for n in (1, 9, 40)]
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 SEEDED = SamplingParams(temperature=1, seed=11, max_tokens=16, ignore_eos=True)
@@ -240,6 +272,7 @@ def texts(target, params, family=None, **options):
     found = {name: done.outputs[0].token_ids for name, done in run_to_end(engine).items()}
     if family is not None:
         assert engine.metrics.spec_decode_num_draft_tokens > 0
+        assert engine.drafter.traits.draws_at_once == ("tree" not in options and family in AT_ONCE)
     return found
 
 

@@ -134,16 +134,17 @@ def answers(model, family, policy="fixed", prompts=((3, 4, 5) * 3, (8, 9)), para
     return {name: done.outputs[0].token_ids for name, done in run_to_end(engine).items()}, engine
 
 
+@pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, temperature=0.8, seed=3)], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("family", ["eagle3", "dspark", "mlp_speculator", "medusa"])
-def test_greedy_chains_of_a_head_fetch_no_states(family, monkeypatch):
+def test_chains_of_a_head_fetch_no_states(family, params, monkeypatch):
     model = CudaModel(CHECKPOINT, "cpu", "float32", attention="by_position", deterministic=True)
-    plain, _ = answers(model, None)
+    plain, _ = answers(model, None, params=params)
 
     def fetched(*_, **__):
         raise AssertionError("states were fetched")
 
     monkeypatch.setattr(DeviceStates, "__array__", fetched)
-    found, engine = answers(model, family)
+    found, engine = answers(model, family, params=params)
     assert found == plain
     assert engine.metrics.spec_decode_num_draft_tokens > 0
 

@@ -57,7 +57,7 @@ def test_p_eagle(target, flags):
             net.forward(below, out.hidden[-1:].copy(), cache)
             for net, out, cache in zip(nets, outputs, caches, strict=True)
         ]
-    ours, theirs = (net.draft_greedy(rows, hidden, net.new_cache(2), 4) for net in nets)
+    ours, theirs = (net.draft_chains(rows, hidden, net.new_cache(2), 4) for net in nets)
     assert ours.tokens.tolist() == theirs.tokens.tolist()
     close(ours.top_probs, theirs.top_probs)
 

@@ -67,7 +67,7 @@ def test_a_chain_in_one_call_is_the_chain_of_the_formulas(target, name):
     record = HEADS[name]
     net, (embedding, head) = make_net(record, target), matrices(target, record)
     hidden, formula = hidden_states(net), FORMULAS[record.config.family]
-    draft = net.draft_greedy(build_rows([Part(range(4), 0, TOKENS, logits="last")]), hidden, net.new_cache(4), 4)
+    draft = net.draft_chains(build_rows([Part(range(4), 0, TOKENS, logits="last")]), hidden, net.new_cache(4), 4)
     tokens, probs = reference.rollout(
         lambda tokens, hidden: formula(record, embedding, head, tokens, hidden), TOKENS, hidden, 4, record.draft_ids
     )
@@ -83,7 +83,7 @@ def test_threads_that_leave_a_run_late_find_its_counters_as_they_were(target, mo
     machine, run = net._machine, net._machine._team.run
 
     def draft():
-        net.draft_greedy(build_rows([Part(range(4), 0, TOKENS, logits="last")]), hidden, cache, 4)
+        net.draft_chains(build_rows([Part(range(4), 0, TOKENS, logits="last")]), hidden, cache, 4)
 
     def watched(kernel, *args):
         run(kernel, *args)
@@ -125,7 +125,7 @@ def test_a_chain_in_one_call_is_bitwise_that_of_many(target, fast_net, name):
     hidden, starts = hidden_states(net), (13, 29, 40)
     parts = [Part(range(4 * i, 4 * i + 4), 0, TOKENS[:n], logits="last") for i, n in enumerate(starts)]
     fed = np.concatenate([hidden[:n] for n in starts])
-    draft = net.draft_greedy(build_rows(parts), fed, net.new_cache(12), 3)
+    draft = net.draft_chains(build_rows(parts), fed, net.new_cache(12), 3)
     tokens, probs = draft.tokens.copy(), draft.top_probs.copy()
     for i, count in enumerate(starts):
         cache = net.new_cache(4)
@@ -143,7 +143,7 @@ def test_keys_and_values_after_any_history_are_those_of_a_fresh_prefill(fast_net
     while known < 32:
         new = int(rng.integers(1, 5))  # accepted tokens come with their true hidden states, then a chain is drafted
         rows = build_rows([Part(pages, known, TOKENS[known : known + new], logits="last")])
-        fast_net.draft_greedy(rows, hidden[known : known + new], cache, int(rng.integers(1, 5)))
+        fast_net.draft_chains(rows, hidden[known : known + new], cache, int(rng.integers(1, 5)))
         known += new
     fresh = fast_net.new_cache(4)
     run(fast_net, fresh, hidden[:known], Part(range(4), 0, TOKENS[:known]))
@@ -176,7 +176,7 @@ def test_p_eagle_drafts_all_levels_at_once_and_one_by_one_alike(target):
     hidden, starts = hidden_states(net), (13, 29)
     mask = reference.projected(record, record.tensors["mask_hidden"][None])
     rows = build_rows([Part(range(4 * i, 4 * i + 4), 0, TOKENS[:n], logits="last") for i, n in enumerate(starts)])
-    draft = net.draft_greedy(rows, np.concatenate([hidden[:n] for n in starts]), net.new_cache(8), 3)
+    draft = net.draft_chains(rows, np.concatenate([hidden[:n] for n in starts]), net.new_cache(8), 3)
     for i, count in enumerate(starts):
         tokens, states = [*TOKENS[:count], 129, 129], np.concatenate([hidden[:count], mask, mask])
         expected, _ = reference.eagle3(record, embedding, head, tokens, np.float64(states))

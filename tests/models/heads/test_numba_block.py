@@ -89,7 +89,7 @@ def test_float32_equals_the_formulas(target, name):
 def test_a_chain_in_one_call_is_that_of_many(target, name):
     net, starts = make_net(HEADS[name], target), (13, 30, 17)
     cache, rows = filled(net, *starts), block_rows(net, *starts)
-    draft = net.draft_greedy(rows, cache)
+    draft = net.draft_chains(rows, cache)
     logits = net.forward(rows, cache).logits.copy().reshape(3, net.record.config.num_steps, -1)
     for i, start in enumerate(starts):
         above = 7 + start
@@ -105,13 +105,13 @@ def test_a_block_is_bitwise_the_same_alone_and_in_any_batch(fast_net):
     starts = (13, 30, 17)
     together = fast_net.forward(block_rows(fast_net, *starts), filled(fast_net, *starts))
     logits, states = (np.split(values.copy(), 3) for values in together)
-    drafts = fast_net.draft_greedy(block_rows(fast_net, *starts), filled(fast_net, *starts))
+    drafts = fast_net.draft_chains(block_rows(fast_net, *starts), filled(fast_net, *starts))
     for i, start in enumerate(starts):
         rows, cache = block_rows(fast_net, start), filled(fast_net, start)
         alone = fast_net.forward(rows, cache)
         assert np.array_equal(alone.logits, logits[i])
         assert np.array_equal(alone.hidden, states[i])
-        again = fast_net.draft_greedy(rows, cache)
+        again = fast_net.draft_chains(rows, cache)
         assert np.array_equal(again.tokens[0], drafts.tokens[i])
         assert np.array_equal(again.top_probs[0], drafts.top_probs[i])
 
@@ -122,7 +122,7 @@ def test_keys_and_values_after_any_history_are_those_of_a_fresh_prefill(fast_net
         new = int(rng.integers(1, 5))  # accepted tokens come with their true states, then a block is drafted after them
         inject(fast_net, cache, PAGES, known, known + new)
         known += new
-        fast_net.draft_greedy(block_rows(fast_net, known), cache)
+        fast_net.draft_chains(block_rows(fast_net, known), cache)
     fresh = fast_net.new_cache(4)
     inject(fast_net, fresh, range(4), 0, known)
     slots = slot_of(np.array(PAGES), np.arange(known))

@@ -59,7 +59,7 @@ def test_float32_equals_the_formulas(target, name):
 def test_a_chain_in_one_call_is_bitwise_that_of_many(target, name):
     make, changes = VARIANTS[name]
     net = make_net(make(**changes), target)
-    draft = net.draft_greedy(net.begin(HIDDEN), TOKENS[0], 3)
+    draft = net.draft_chains(net.begin(HIDDEN), TOKENS[0], 3)
     tokens, probs = draft.tokens.copy(), draft.top_probs.copy()
     for i in range(len(HIDDEN)):
         above = np.array([TOKENS[0, i], *tokens[i, :2]], np.int32)

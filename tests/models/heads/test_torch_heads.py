@@ -77,7 +77,7 @@ def test_rows_of_masks_equal_the_formulas_level_by_level_and_at_once(target):
         close(out.hidden, np.broadcast_to(mask, out.hidden.shape))
         out = net.forward(build_rows([Part(pages, 12 + level, [7])]), out.hidden[-1:], cache)
         close(out.logits[0], expected[12 + level])
-    draft = net.draft_greedy(build_rows([Part(pages, 0, TOKENS[:12], logits="last")]), hidden, net.new_cache(4), 3)
+    draft = net.draft_chains(build_rows([Part(pages, 0, TOKENS[:12], logits="last")]), hidden, net.new_cache(4), 3)
     assert draft.tokens[0].tolist() == P_EAGLE.draft_ids[expected[-3:].argmax(axis=1)].tolist()
 
 

@@ -5,7 +5,7 @@ replaced, and what greedy chains are fed stays on the device. Not for Falcon, wh
 """
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from paceline.models.base import KVCache, Rows
-from paceline.models.chains import GreedyDraft
+from paceline.models.chains import ChainDraft, Draws
 from paceline.models.cuda_executor.attention import AttentionName, attention_over
+from paceline.models.cuda_executor.fetch import Send
 from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, on_device
+from paceline.models.cuda_executor.laws.chains import Picks
 from paceline.models.cuda_executor.paged_rows import PagedRows
-from paceline.models.cuda_executor.passes import CudaKVCache, Passes, likeliest
+from paceline.models.cuda_executor.passes import CudaKVCache, Passes, fill
 from paceline.models.cuda_executor.staging import bucket_of
 from paceline.models.heads.nets import NetOutput
 from paceline.models.heads.record import HeadRecord
@@ -26,6 +28,7 @@ from paceline.models.torch_executor.attention import AttentionForm
 from paceline.models.torch_executor.device_states import DeviceStates
 from paceline.models.torch_executor.heads.nets import (
     Mixes,
+    OnDevice,
     PagedNet,
     TorchAutoregressiveNet,
     TorchBlockNet,
@@ -35,7 +38,27 @@ from paceline.models.torch_executor.heads.nets import (
 )
 
 
-class _Paged(PagedNet):
+class _Chains(OnDevice):
+    """Base of nets whose chains can be drawn."""
+
+    draws_chains = True
+    record: HeadRecord
+
+    @cached_property
+    def _ids(self) -> Tensor | None:
+        ids = self.record.draft_ids
+        return None if ids is None else self.index(ids)
+
+    @cached_property
+    def _send(self) -> Send:
+        return Send(self.device)
+
+    def _picks(self, draws: Draws | None) -> Picks:
+        """How the tokens of chains are picked."""
+        return Picks.of(draws, self._send, self._ids)
+
+
+class _Paged(_Chains, PagedNet):
     """Base of nets with attention.
 
     Args:
@@ -50,8 +73,6 @@ class _Paged(PagedNet):
         super().__init__(record, net)
         self._dtype = dtype
         self._passes = Passes(self.layer, len(net.rows), self.device, attention, capture)
-        ids = record.draft_ids
-        self._ids = None if ids is None else self.index(ids)
 
     def new_cache(self, num_pages: int) -> CudaKVCache:
         """See `AutoregressiveNet.new_cache`."""
@@ -89,14 +110,16 @@ class CudaAutoregressiveNet(_Paged, TorchAutoregressiveNet):
         return NetOutput(fetched(logits[: len(rows.logit_rows)]), fetched(fed[: len(rows.token_ids)]))
 
     @torch.inference_mode()
-    def draft_greedy(self, rows: Rows, hidden: States, cache: KVCache, num_tokens: int) -> GreedyDraft:
-        """See `DraftsChains.draft_greedy`, and `forward` for `hidden`: a graph for the rows, and one for the loop."""
-        own = cast(CudaKVCache, cache)
+    def draft_chains(
+        self, rows: Rows, hidden: States, cache: KVCache, num_tokens: int, draws: Draws | None = None
+    ) -> ChainDraft:
+        """See `DraftsChains.draft_chains`, and `forward` for `hidden`: a graph for the rows, and one for the loop."""
+        own, picks = cast(CudaKVCache, cache), self._picks(draws)
         logits, fed = self._started(rows, hidden, own)
         count = len(rows.logit_rows)
         begun = logits[:count], fed[self.index(rows.logit_rows)]
         below = partial(self._below, cache=own)
-        return self._passes.chain(rows, own, ("head",), begun, num_tokens, below, self._ids)
+        return self._passes.chain(rows, own, ("head",), begun, num_tokens, below, picks)
 
     def _started(self, rows: Rows, hidden: States, cache: CudaKVCache) -> Outputs:
         def compute(placed: PagedRows, asked: int, static: Sequence[Tensor]) -> Outputs:
@@ -125,26 +148,26 @@ class CudaBlockNet(_Paged, TorchBlockNet):
         return NetOutput(fetched(logits[: len(rows.logit_rows)]), fetched(states[: len(rows.token_ids)]))
 
     @torch.inference_mode()
-    def draft_greedy(self, rows: Rows, cache: KVCache) -> GreedyDraft:
-        """A greedy chain per block: each position's argmax, given the token drafted at the previous position.
+    def draft_chains(self, rows: Rows, cache: KVCache, draws: Draws | None = None) -> ChainDraft:
+        """A chain per block: each position's token, given the one drafted at the previous position.
 
         Args:
             rows, cache: as for `forward`; `rows.logit_rows` are the positions that draft, the same number per block,
                 and a block's first row is its anchor.
+            draws: see `DraftsChains.draft_chains`.
         """
         blocks, count = len(rows.page_tables), len(rows.logit_rows)
         anchors = self.index(rows.token_ids[:: len(rows.token_ids) // blocks])  # sent before the pass: a copy waits
         logits, _ = self._places(rows, cast(CudaKVCache, cache))
         by_place = logits[:count].unflatten(0, (blocks, count // blocks)).unbind(1)
-        return read_table(self._picked(by_place, anchors))
+        return read_table(self._picked(by_place, anchors, self._picks(draws)))
 
-    def _picked(self, by_place: Sequence[Tensor], before: Tensor) -> Tensor:
-        """[2, positions, blocks] float64: tokens drafted position by position, and their probabilities."""
+    def _picked(self, by_place: Sequence[Tensor], before: Tensor, picks: Picks) -> Tensor:
+        """[2, positions, blocks] float64: tokens drafted position by position, and the largest probabilities."""
         tokens, probs = [], []
-        for logits in by_place:
+        for level, logits in enumerate(by_place):
             added = self.net.bias(before)
-            column, prob = likeliest(logits if added is None else logits + added.float())
-            before = column if self._ids is None else self._ids[column]
+            before, prob = picks.at(level, logits if added is None else logits + added.float())
             tokens.append(before)
             probs.append(prob)
         return torch.stack([torch.stack(tokens).double(), torch.stack(probs).double()])
@@ -158,14 +181,13 @@ class CudaBlockNet(_Paged, TorchBlockNet):
         return self._passes.run(rows, cache, ("block",), compute)
 
 
-class CudaStepNet(TorchStepNet):
+class CudaStepNet(_Chains, TorchStepNet):
     """See `StepNet`; a whole chain is one graph per bucket of requests and number of tokens."""
 
     def __init__(self, record: HeadRecord, net: Any, capture: GraphCapture) -> None:
         super().__init__(record, net)
         self._capture = capture
-        self._ids = None if record.draft_ids is None else self.index(record.draft_ids)
-        self._graphs: dict[tuple[int, int], tuple[Graph, Tensor, Tensor]] = {}
+        self._graphs: dict[tuple[int, int, bool], tuple[Graph, Sequence[Tensor]]] = {}
 
     @torch.inference_mode()
     def begin(self, hidden: States) -> DeviceStates:
@@ -173,33 +195,32 @@ class CudaStepNet(TorchStepNet):
         return DeviceStates(self.begun(hidden))
 
     @torch.inference_mode()
-    def draft_greedy(self, states: States, tokens: np.ndarray, num_tokens: int) -> GreedyDraft:
-        """A chain of the likeliest tokens for each request; arguments as of `step`, from level 0 on."""
-        count, fed = len(tokens), self.floats(states)
-        bucket = bucket_of(count) or count
+    def draft_chains(
+        self, states: States, tokens: np.ndarray, num_tokens: int, draws: Draws | None = None
+    ) -> ChainDraft:
+        """A chain of the likeliest tokens for each request, or of `draws`; other arguments as of `step` at level 0."""
+        count, picks = len(tokens), self._picks(draws)
+        fed = [self.floats(states), self.index(tokens), *([] if picks.draws is None else [picks.draws])]
+        key = bucket_of(count) or count, num_tokens, draws is not None
         with on_device(self.device):
-            if (bucket, num_tokens) not in self._graphs:
-                above = torch.zeros(bucket, fed.shape[1], device=self.device)
-                before = torch.zeros(bucket, dtype=torch.long, device=self.device)
-                graph = self._capture(partial(self._chained, above, before, num_tokens))
-                self._graphs[bucket, num_tokens] = graph, above, before
-            graph, above, before = self._graphs[bucket, num_tokens]
-            above[:count].copy_(fed)
-            before[:count].copy_(self.index(tokens))
+            if key not in self._graphs:
+                static = [torch.zeros(key[0], *one.shape[1:], dtype=one.dtype, device=self.device) for one in fed]
+                self._graphs[key] = self._capture(partial(self._chained, num_tokens, *static)), static
+            graph, static = self._graphs[key]
+            fill(static, fed)
             return read_table(graph()[0][:, :, :count])
 
-    def _chained(self, states: Tensor, tokens: Tensor, num_tokens: int) -> Outputs:
-        found, probs = [], []
+    def _chained(self, num_tokens: int, states: Tensor, tokens: Tensor, draws: Tensor | None = None) -> Outputs:
+        found, probs, picks = [], [], Picks(self._ids, draws)
         for level in range(num_tokens):
             logits, states = self.below(level, states, tokens)
-            column, prob = likeliest(logits)
-            tokens = column if self._ids is None else self._ids[column]
+            tokens, prob = picks.at(level, logits)
             found.append(tokens)
             probs.append(prob)
         return (torch.stack([torch.stack(found).double(), torch.stack(probs).double()]),)
 
 
-def read_table(table: Tensor) -> GreedyDraft:
+def read_table(table: Tensor) -> ChainDraft:
     """The draft in a table [2, levels, requests] of tokens and probabilities; waits for the device."""
     tokens, probs = fetched(table)
-    return GreedyDraft(tokens.T.astype(np.int32), probs.T.astype(np.float32))
+    return ChainDraft(tokens.T.astype(np.int32), probs.T.astype(np.float32))

@@ -69,7 +69,8 @@ def _drawn(scores: Tensor, own: Sampled) -> tuple[Tensor, Tensor]:
     for number, trials in enumerate(own.trials):
         chances[trials.rows, number] = law[trials.rows, trials.tokens]
         law = _refused(law, trials)
-    return (exponentials(own.keys, law.shape[-1]) / law).argmin(dim=-1), chances
+    noise = exponentials(own.keys, torch.arange(law.shape[-1], device=law.device))
+    return (noise / law).argmin(dim=-1), chances
 
 
 def _refused(law: Tensor, trials: Trials) -> Tensor:

@@ -7,7 +7,6 @@ shifts are masked to be logical.
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from paceline.sampling.randomness import INCREMENT, MULTIPLIERS
@@ -18,18 +17,17 @@ def signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def words(keys: Sequence[int]) -> np.ndarray:
-    """[n] int64 with the bits of unsigned 64-bit keys."""
+def words(keys: Sequence[int] | np.ndarray) -> np.ndarray:
+    """int64 with the bits of unsigned 64-bit keys, in their shape."""
     return np.array(keys, np.uint64).view(np.int64)
 
 
-def exponentials(keys: Tensor, vocab_size: int) -> Tensor:
-    """[n, vocab_size] float64: what `CounterRandomness.exponentials` gives every token under each of `keys` [n] int64.
+def exponentials(keys: Tensor, tokens: Tensor) -> Tensor:
+    """[n, k] float64: what `CounterRandomness.exponentials` gives `tokens` ([k], or [n, k]) under `keys` [n] int64.
 
     The bits are numpy's; the logarithm may differ in its last digit.
     """
-    tokens = torch.arange(1, vocab_size + 1, device=keys.device)
-    state = tokens * signed(INCREMENT) + keys[:, None]
+    state = (tokens + 1) * signed(INCREMENT) + keys[:, None]
     state = (state ^ _shifted(state, 30)) * signed(MULTIPLIERS[0])
     state = (state ^ _shifted(state, 27)) * signed(MULTIPLIERS[1])
     bits = _shifted(state ^ _shifted(state, 31), 12)

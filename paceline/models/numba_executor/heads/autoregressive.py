@@ -1,6 +1,6 @@
 """`NumbaAutoregressiveNet`: EAGLE-1, 2, 3, 3.1, HASS, P-EAGLE and MTP heads on the CPU kernels.
 
-Each pass is one compiled call, and so is a whole greedy chain (`draft_greedy`). Families differ in how the first
+Each pass is one compiled call, and so is a whole greedy chain (`draft_chains`). Families differ in how the first
 layer's input is made of a row's embedding and hidden state (`entrance.py`), and in their norms. Not for files
 (`models/heads/layouts`) or for sampling (`drafters/heads`).
 """
@@ -8,7 +8,7 @@ layer's input is made of a row's embedding and hidden state (`entrance.py`), and
 import numpy as np
 
 from paceline.models.base import KVCache, Rows
-from paceline.models.chains import GreedyDraft
+from paceline.models.chains import ChainDraft
 from paceline.models.heads.nets import NetOutput
 from paceline.models.heads.record import HeadRecord
 from paceline.models.numba_executor.heads.entrance import Projection, entrance_of
@@ -74,7 +74,7 @@ class NumbaAutoregressiveNet:
         logits = self._machine.floats(self._head.logits, asked)[:, : self._head.size]
         return NetOutput(logits, self._machine.floats(fed_on, num_rows))
 
-    def draft_greedy(self, rows: Rows, hidden: np.ndarray, cache: KVCache, num_tokens: int) -> GreedyDraft:
+    def draft_chains(self, rows: Rows, hidden: np.ndarray, cache: KVCache, num_tokens: int) -> ChainDraft:
         """A greedy chain after each row of `rows.logit_rows`, all in one compiled call.
 
         The chain's rows after position p are written to positions p + 1, p + 2, .. in the pages of the segment, which

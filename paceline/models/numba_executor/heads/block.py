@@ -1,7 +1,7 @@
 """`NumbaBlockNet`: DFlash and DSpark heads on the CPU kernels: all levels in one pass over keys projected from taps.
 
 Reading a prompt takes one small product and the layers' keys and values per token (`inject`). A draft takes one pass
-over the block (`forward`). A greedy chain is one compiled call (`draft_greedy`), together with the bias by the previous
+over the block (`forward`). A greedy chain is one compiled call (`draft_chains`), together with the bias by the previous
 token, which is sequential but cheap. Chen et al. 2026 (DFlash, arXiv 2602.06036); DSpark (arXiv 2607.05147). Not for
 files (`models/heads/layouts`) or for sampling (`drafters/heads`).
 """
@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.errors import UnsupportedModel
 from paceline.models.base import KVCache, Rows
-from paceline.models.chains import GreedyDraft
+from paceline.models.chains import ChainDraft
 from paceline.models.heads.nets import NetOutput
 from paceline.models.heads.record import HeadConfig
 from paceline.models.numba_executor.gemm import PANEL
@@ -100,7 +100,7 @@ class NumbaBlockNet:
             return np.ones(len(tokens), np.float32)
         return self._confidence.run(self._machine, hidden, np.asarray(tokens, np.int32))
 
-    def draft_greedy(self, rows: Rows, cache: KVCache) -> GreedyDraft:
+    def draft_chains(self, rows: Rows, cache: KVCache) -> ChainDraft:
         """A greedy chain per block in one compiled call: each position's argmax, given the previously drafted token.
 
         Args:

@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.models.base import KVCache, Rows
-from paceline.models.chains import GreedyDraft
+from paceline.models.chains import ChainDraft
 from paceline.models.heads.mask_rows import draft_masks
 from paceline.models.heads.nets import NetOutput
 from paceline.models.numba_executor.heads.autoregressive import NumbaAutoregressiveNet
@@ -40,6 +40,6 @@ class NumbaParallelEagle(NumbaAutoregressiveNet):
         logits, _ = super().forward(replace(rows, token_ids=tokens), hidden, cache)
         return NetOutput(logits, np.broadcast_to(self._mask_state, hidden.shape))
 
-    def draft_greedy(self, rows: Rows, hidden: np.ndarray, cache: KVCache, num_tokens: int) -> GreedyDraft:
-        """See `NumbaAutoregressiveNet.draft_greedy`; the logit rows are the last of their segments."""
+    def draft_chains(self, rows: Rows, hidden: np.ndarray, cache: KVCache, num_tokens: int) -> ChainDraft:
+        """See `NumbaAutoregressiveNet.draft_chains`; the logit rows are the last of their segments."""
         return draft_masks(self.forward, self.record.draft_ids, self._mask_state, rows, hidden, cache, num_tokens)

@@ -1,6 +1,6 @@
 """`NumbaStepNet`: the base of heads without attention on the CPU kernels; subclasses define the levels.
 
-Each level is one compiled call, and so is a whole greedy chain (`draft_greedy`). Not for files (`models/heads/layouts`)
+Each level is one compiled call, and so is a whole greedy chain (`draft_chains`). Not for files (`models/heads/layouts`)
 or for sampling (`drafters/heads`).
 """
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from paceline.models.chains import GreedyDraft
+from paceline.models.chains import ChainDraft
 from paceline.models.numba_executor.heads.greedy import drafted
 from paceline.models.numba_executor.heads.machine import Machine, Tables, batch_of_states
 from paceline.models.numba_executor.heads.material import Material
@@ -49,7 +49,7 @@ class NumbaStepNet:
         logits, size = self._logits(level)
         return self._machine.floats(logits, count)[:, :size], self._machine.floats(self._below(level), count)
 
-    def draft_greedy(self, states: np.ndarray, tokens: np.ndarray, num_tokens: int) -> GreedyDraft:
+    def draft_chains(self, states: np.ndarray, tokens: np.ndarray, num_tokens: int) -> ChainDraft:
         """A greedy chain for each request, all in one compiled call.
 
         Args:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.models.base import KVCache, Rows
-from paceline.models.chains import GreedyDraft
+from paceline.models.chains import ChainDraft
 from paceline.models.heads.mask_rows import draft_masks
 from paceline.models.heads.nets import NetOutput
 from paceline.models.heads.record import HeadRecord
@@ -143,7 +143,7 @@ class TorchParallelEagle(TorchAutoregressiveNet):
         logits, _ = self._output(rows, tokens, fed, cache)
         return NetOutput(logits, np.tile(self._handed_on, (len(hidden), 1)))
 
-    def draft_greedy(self, rows: Rows, hidden: States, cache: KVCache, num_tokens: int) -> GreedyDraft:
+    def draft_chains(self, rows: Rows, hidden: States, cache: KVCache, num_tokens: int) -> ChainDraft:
         """See `draft_masks`."""
         fed = np.asarray(hidden)
         return draft_masks(self.forward, self.record.draft_ids, self._handed_on, rows, fed, cache, num_tokens)

@@ -1,0 +1,73 @@
+"""The tokens of draft chains, picked on the device from the logits of each level: the most probable, or drawn ones.
+
+Draws are those of `sampling/randomness.py` over the warped law, restricted to the `CANDIDATES` largest logits, so that
+top-p need not sort the vocabulary at each level. That costs acceptance only where the target picks a token that the
+draft holds for improbable; a draft never decides the text. Not for verification, whose laws are exact (`answers.py`).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.models.chains import Draws
+from paceline.models.cuda_executor.fetch import Send
+from paceline.models.cuda_executor.laws.noise import exponentials, words
+from paceline.models.cuda_executor.laws.warp import law_weights
+
+CANDIDATES = 256
+"""Most tokens that one is drawn from."""
+_NUM_OPTIONS = 4
+
+
+def packed(draws: Draws) -> np.ndarray:
+    """[requests, 4 + levels] int64: the bits of temperature, min_p, top_k and top_p as float64, then the keys."""
+    options = np.stack([draws.temperature, draws.min_p, draws.top_k, draws.top_p], axis=1).astype(np.float64)
+    return np.concatenate([options.view(np.int64), words(draws.keys)], axis=1)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Picks:
+    """How the token of a row is picked.
+
+    Attributes:
+        ids: [columns] token id of each column of logits; None where columns are ids.
+        draws: [rows, 4 + levels], `packed`, on the device; None takes the most probable token.
+    """
+
+    ids: Tensor | None = None
+    draws: Tensor | None = None
+
+    @classmethod
+    def of(cls, draws: Draws | None, send: Send, ids: Tensor | None = None) -> "Picks":
+        """Picks by `draws`, which are sent to the device."""
+        if draws is None:
+            return cls(ids)
+        send.begin()
+        return cls(ids, send(packed(draws)))
+
+    def at(self, level: int, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """(tokens [rows], `ChainDraft.top_probs` [rows]) of logits [rows, columns] at a level, 0 being the first."""
+        if self.draws is None:
+            column, prob = likeliest(logits)
+            return self._named(column), prob
+        options, keys = self.draws[:, :_NUM_OPTIONS].view(torch.float64), self.draws[:, _NUM_OPTIONS + level]
+        temperature, min_p, top_k, top_p = options.split(1, dim=1)
+        is_drawn = temperature > 0
+        temperature = torch.where(is_drawn, temperature, 1.0)
+        column, prob = likeliest(logits / temperature.float())
+        scores, columns = logits.topk(min(CANDIDATES, logits.shape[1]), dim=1)
+        tokens = self._named(columns)
+        weights = law_weights(scores.double(), temperature, min_p, top_k.long(), top_p, True)
+        drawn = tokens.gather(1, (exponentials(keys, tokens) / weights).argmin(dim=1, keepdim=True))
+        return torch.where(is_drawn, drawn, self._named(column)[:, None]).squeeze(1), prob
+
+    def _named(self, columns: Tensor) -> Tensor:
+        return columns if self.ids is None else self.ids[columns]
+
+
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(argmax [n] of logits [n, m], the first on ties; its probability [n])."""
+    peak, column = logits.max(dim=-1)
+    return column, (peak - logits.logsumexp(dim=-1)).exp()
