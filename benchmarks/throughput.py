@@ -9,6 +9,7 @@ during decoding all the time, as in a busy server.
     python benchmarks/throughput.py
     python benchmarks/throughput.py --dtypes int8 --sizes 16 64 --prompts prompts.jsonl --json
     python benchmarks/throughput.py --dtypes w8a8 --sizes 40 --max-num-seqs 16 --max-tokens 40 --rounds 3
+    python benchmarks/throughput.py --dtypes w8a8 --sizes 1 16 --temperature 1 --drafts suffix
     python benchmarks/throughput.py --dtypes int8 --sizes 16 --rounds 3 --peer openvino-genai llama-cpp-server vllm
 
 A line of the prompts file is {"prompt": ...} or {"turns": [...]}. The last line of standard output is one JSON object.
@@ -80,7 +81,8 @@ def measure_dtype(dtype: str, peers: dict[str, LoadPeer], args: argparse.Namespa
         name: plain.drafting_with({"method": name, "policy": args.policy, "num_draft_tokens": args.num_draft_tokens})
         for name in args.drafts
     }
-    engines: dict[str, Engine] = {name: partial(run, llm) for name, llm in llms.items()}
+    law = {"temperature": args.temperature, "top_p": args.top_p}
+    engines: dict[str, Engine] = {name: partial(run, llm, law) for name, llm in llms.items()}
     engines |= {name: partial(run_peer, peer) for name, peer in peers.items()}
     texts = [prompt["text"] for prompt in read_prompts(args.prompts)] if args.prompts else ASKED
     prompts = [plain.chat_prompt([{"role": "user", "content": text}]) for text in texts]
@@ -113,10 +115,11 @@ def median_round(runs: list[dict]) -> dict:
     return {**runs[rates.index(statistics.median_low(rates))], "rounds": rates}
 
 
-def run(llm: LLM, prompts: list[list[int]], max_tokens: int) -> dict:
-    """All prompts at once."""
+def run(llm: LLM, law: dict[str, float], prompts: list[list[int]], max_tokens: int) -> dict:
+    """All prompts at once, each with a seed of its own."""
+    asked = [SamplingParams(**law, seed=n, max_tokens=max_tokens, ignore_eos=True) for n in range(len(prompts))]
     started = time.perf_counter()
-    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True))
+    outputs = llm.generate(prompts, asked)
     seconds = time.perf_counter() - started
     tokens = sum(len(output.token_ids) for output in outputs)
     passes = sum(output.stats.num_target_passes for output in outputs)
@@ -150,6 +153,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--num-draft-tokens", type=int, default=8, help="longest draft")
     parser.add_argument("--prompts", type=Path, help="a .jsonl file, taken in turn; a few of its own otherwise")
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0, help="of our engines; peers decode greedily")
+    parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1, help="times every size is run; the median counts")
     parser.add_argument("--peer", nargs="*", default=[], choices=sorted(LOAD_PEERS), help="run peers beside")

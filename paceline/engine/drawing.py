@@ -6,22 +6,31 @@ rows. Not for rules (`sampling/`).
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
 
 from paceline.engine.inputs import part_of
 from paceline.engine.live import LiveSample
-from paceline.models.base import CausalLM, DrawsLaws, KVCache, Rows
+from paceline.models.base import CausalLM, DrawsLaws, KVCache, RacesRows, Rows
 from paceline.models.rows import Part, build_rows
 from paceline.models.states import States
 from paceline.sampling import TokenTree, Verdict
-from paceline.sampling.answered import LARGEST, Answer, Question, asks_of, questions_about, verify_answered
+from paceline.sampling.answered import (
+    LARGEST,
+    Answer,
+    Question,
+    asks_of,
+    question_about,
+    questions_about,
+    verify_answered,
+)
 from paceline.sampling.law import Law
-from paceline.sampling.randomness import CounterRandomness
+from paceline.sampling.randomness import ROOT, CounterRandomness
 from paceline.scheduling.batch import Grant
 
+Race = Callable[[np.ndarray, int, Question], int | None]
 _EMPTY = TokenTree()
 
 
@@ -33,12 +42,14 @@ class Scores(NamedTuple):
         taps: hidden states [rows, hidden] by layer.
         answers: instead of logits, one for the root and one for each node.
         peaks: argmax of each row of `logits`; see `ForwardOutput`.
+        race: draws from a row of `logits` without its law; see `RacesRows`.
     """
 
     logits: np.ndarray | None
     taps: dict[int, States]
     answers: Sequence[Answer] | None = None
     peaks: Sequence[int] | None = None
+    race: Race | None = None
 
     @property
     def says_something(self) -> bool:
@@ -65,8 +76,8 @@ def score(
     sizes = [{"all": len(part.tokens), "last": 1, "none": 0}[part.logits] for part in parts]
     rows = build_rows(parts)
     if not _draws(type(model)):
-        output = model.forward(rows, cache, taps)
-        return _shares(grants, parts, sizes, [None] * len(grants), output.logits, output.taps, output.peaks)
+        output, race = model.forward(rows, cache, taps), cast(RacesRows, model).race if _races(type(model)) else None
+        return _shares(grants, parts, sizes, [None] * len(grants), output.logits, output.taps, output.peaks, race)
     asked = [
         _questions(grant, live[grant.request.request_id], tree, size)
         for grant, tree, size in zip(grants, drafts, sizes, strict=True)
@@ -94,12 +105,21 @@ def _draws(kind: type) -> bool:
     return issubclass(kind, DrawsLaws)
 
 
+@functools.cache
+def _races(kind: type) -> bool:
+    """Whether a model class is `RacesRows`."""
+    return issubclass(kind, RacesRows)
+
+
 def verdict_of(live: LiveSample, tree: TokenTree, scores: Scores) -> Verdict:
     """The verdict of the request's verification rule on `tree`, given the outputs of the pass."""
     judge, position = live.judge, live.state.num_tokens
     if scores.answers is not None:
         assert isinstance(judge.randomness, CounterRandomness)
         return verify_answered(judge.verify, tree, scores.answers, judge.randomness, position)
+    if _can_race(live, tree, scores):
+        assert isinstance(judge.randomness, CounterRandomness)
+        return verify_answered(judge.verify, tree, _Raced(live, tree, scores), judge.randomness, position)
     rows, peaks = scores.logits, scores.peaks
     assert rows is not None
 
@@ -107,6 +127,32 @@ def verdict_of(live: LiveSample, tree: TokenTree, scores: Scores) -> Verdict:
         return live.warper.law(rows[node + 1], tree.tokens_to(node), best=-1 if peaks is None else peaks[node + 1])
 
     return judge.verdict(tree, law, position)
+
+
+def _can_race(live: LiveSample, tree: TokenTree, scores: Scores) -> bool:
+    """Whether the rule reads nothing but draws from laws of unedited logits, all of which are finite."""
+    if scores.race is None or scores.peaks is None or not live.warper.never_edits or live.state.params.is_greedy:
+        return False
+    return min(scores.peaks) >= 0 and asks_of(live.judge.verify, tree) == "draws"
+
+
+class _Raced:
+    """Answers about the rows of a pass, each drawn when the rule reads it."""
+
+    def __init__(self, live: LiveSample, tree: TokenTree, scores: Scores) -> None:
+        self._live, self._tree, self._scores = live, tree, scores
+
+    def __getitem__(self, place: int) -> Answer:
+        live, rows, peaks, race = self._live, self._scores.logits, self._scores.peaks, self._scores.race
+        assert rows is not None and peaks is not None and race is not None
+        row, best = rows[place], peaks[place]
+        position = live.state.num_tokens + (self._tree.depths[place - 1] if place else 0)
+        noise = live.judge.randomness
+        assert isinstance(noise, CounterRandomness)
+        pick = race(row, best, question_about(live.warper, (), noise.key(position, "target", ROOT)))
+        if pick is None:
+            pick = noise.draw(live.warper.law(row, best=best), position, "target")
+        return Answer(pick, (), float(row[best]), best, best)
 
 
 def _questions(grant: Grant, live: LiveSample, tree: TokenTree, size: int) -> list[Question] | None:
@@ -128,7 +174,7 @@ def _questions(grant: Grant, live: LiveSample, tree: TokenTree, size: int) -> li
 
 def _shares(
     grants: Sequence[Grant], parts: Sequence[Part], sizes: Sequence[int], answers: Sequence, logits: np.ndarray,
-    taps: Mapping[int, States], peaks: Sequence[int] | None = None,
+    taps: Mapping[int, States], peaks: Sequence[int] | None = None, race: Race | None = None,
 ) -> dict[str, Scores]:  # fmt: skip
     """Split the outputs of a pass by request; `logits` has only the rows of requests without answers."""
     scores, asked, row = {}, 0, 0
@@ -137,6 +183,6 @@ def _shares(
         own = logits[asked : asked + num_rows] if num_rows else None
         places = None if peaks is None else peaks[asked : asked + num_rows]
         states = {tap: found[row : row + len(part.tokens)] for tap, found in taps.items()}
-        scores[grant.request.request_id] = Scores(own, states, given, places)
+        scores[grant.request.request_id] = Scores(own, states, given, places, race)
         asked, row = asked + num_rows, row + len(part.tokens)
     return scores

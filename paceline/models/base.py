@@ -232,6 +232,20 @@ class SkipsLayers(Protocol):
 
 
 @runtime_checkable
+class RacesRows(Protocol):
+    """A `CausalLM` that can draw from a row of logits faster than by computing its law."""
+
+    def race(self, logits: np.ndarray, best: int, question: Question) -> int | None:
+        """The pick of `question`, which has a temperature, and neither edits nor trials; None if the law is needed.
+
+        Args:
+            logits: [vocab] float32, a row of the latest pass.
+            best: index of its largest.
+        """
+        ...
+
+
+@runtime_checkable
 class NarrowsVocabulary(Protocol):
     """A `CausalLM` that can compute the logits of only the first ids of its vocabulary, for drafting."""
 

@@ -10,13 +10,13 @@ lossy ones).
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from paceline.sampling.coupled import verify_coupled, verify_sample_and_match
 from paceline.sampling.edits import Edits
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT, CounterRandomness, Purpose
-from paceline.sampling.rules import Verifier, verify_auto
+from paceline.sampling.rules import Verifier, verify_as_far, verify_auto
 from paceline.sampling.tree import ROOT_PARENT, TokenTree
 from paceline.sampling.verify import Verdict, draft_law_of_trial, verify
 from paceline.sampling.warp import Warper, check_peak
@@ -149,25 +149,32 @@ def question_about(
     )  # fmt: skip
 
 
+class Answers(Protocol):
+    """The answers about a root and the nodes of its tree."""
+
+    def __getitem__(self, place: int, /) -> Answer: ...
+
+
 def verify_answered(
-    verifier: Verifier, tree: TokenTree, answers: Sequence[Answer], randomness: CounterRandomness, position: int
+    verifier: Verifier, tree: TokenTree, answers: Answers, randomness: CounterRandomness, position: int
 ) -> Verdict:
-    """The verdict of `verifier`, given the answers to `questions_about`.
+    """The verdict of `verifier` given the answers to `questions_about`, read one by one; see `verify_as_far`.
 
     Raises:
-        InvalidParameter: as `Warper.law`, when a row that the rule reads has no law.
+        InvalidParameter: as `Warper.law`, when the root has no law.
     """
 
     if not len(tree):  # where nothing is drafted, every exact rule draws
-        check_peak(answers[0].peak, answers[0].best)
-        return Verdict((), answers[0].pick, "target", 0)
+        answer = answers[0]
+        check_peak(answer.peak, answer.best)
+        return Verdict((), answer.pick, "target", 0)
 
     def target(node: int) -> Any:
         answer = answers[node + 1]
         check_peak(answer.peak, answer.best)
         return answer
 
-    return verifier(tree, target, _Picked(randomness), position)
+    return verify_as_far(verifier, tree, target, _Picked(randomness), position)
 
 
 def _trials(tree: TokenTree, node: int) -> tuple[Trial, ...]:

@@ -1,11 +1,12 @@
 """A fault stays with its request: what raises anywhere in a step ends or slows that request, and nobody else."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from paceline.engine import build
+from paceline.engine import build, drawing
 from paceline.engine.policy_wall import WalledPolicy
 from paceline.errors import DrafterWarning, EngineDead, InvalidParameter, PolicyWarning
 from paceline.sampling import TokenTree, Warper
@@ -212,11 +213,25 @@ def failing_law(monkeypatch, victim, after: int):
     monkeypatch.setattr(Warper, "law", patched)
 
 
-def test_an_error_in_a_law_ends_its_request_alone(engine_for, monkeypatch):
-    plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
-    failing_law(monkeypatch, VICTIM, after=7)
+def failing_race(monkeypatch, victim, after: int):
+    """A draw of one request without its law raises once it has said `after` tokens."""
+    raced = drawing._Raced.__getitem__
+
+    def patched(self, place):
+        if self._live.state.params.seed == victim and len(self._live.said) >= after:
+            raise Broken("law")
+        return raced(self, place)
+
+    monkeypatch.setattr(drawing._Raced, "__getitem__", patched)
+
+
+@pytest.mark.parametrize(("fail", "limits"), [(failing_law, {"top_k": 90, "top_p": 0.99}), (failing_race, {})])
+def test_an_error_in_a_law_ends_its_request_alone(engine_for, monkeypatch, fail, limits):
+    each = [replace(own, **limits) for own in EACH]
+    plain = [output.token_ids for output in run_all(engine_for(), params=each)]
+    fail(monkeypatch, VICTIM, after=7)
     engine = engine_for(FIXED, Babbler())
-    outputs = run_all(engine, params=EACH)
+    outputs = run_all(engine, params=each)
     for number, output in enumerate(outputs):
         if number == VICTIM:
             assert output.finish_reason == "error"

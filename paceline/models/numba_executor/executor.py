@@ -5,6 +5,7 @@ The logits it returns are in a buffer of the model and valid until its next pass
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,13 +21,15 @@ from paceline.models.numba_executor.experts import ExpertScratch
 from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weights, num_counters
 from paceline.models.numba_executor.gemm import PANEL, padded_rows
 from paceline.models.numba_executor.kernel import machine_code
-from paceline.models.numba_executor.kernel_cache import compiled_forward
+from paceline.models.numba_executor.kernel_cache import compiled_forward, compiled_race
 from paceline.models.numba_executor.kv_cache import NumbaCache, choose_cache_dtype, flat, new_kv_cache
 from paceline.models.numba_executor.operand import Operand, activations_of, new_operand
+from paceline.models.numba_executor.races import UNDECIDED
 from paceline.models.numba_executor.team import Team
 from paceline.models.numba_executor.weights import BLOCKS, load_weights, shape_of
 from paceline.models.positions import rope_table_of, rotary_tables
 from paceline.models.rows import Part, build_rows
+from paceline.sampling.answered import LARGEST, Question
 from paceline.types import Progress
 
 MakeOperand = Callable[[int], Operand]
@@ -149,7 +152,8 @@ class NumbaModel:
 
     def warm_up(self) -> None:
         """Compile the kernels, or load them from the disk cache, before the first real pass."""
-        self.forward(build_rows([Part([0], 0, [0])]), self.new_cache(1))
+        output = self.forward(build_rows([Part([0], 0, [0])]), self.new_cache(1))
+        self.race(output.logits[0], 0, replace(LARGEST, temperature=1.0))
 
     def new_cache(self, num_pages: int) -> NumbaCache:
         """See `CausalLM.new_cache`."""
@@ -158,6 +162,15 @@ class NumbaModel:
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
         """See `CausalLM.forward`; `cache` must come from this model's `new_cache`, and `rows` must not be empty."""
         return self._pass(rows, cache, taps, NOT_WEIGHED)
+
+    def race(self, logits: np.ndarray, best: int, question: Question) -> int | None:
+        """See `RacesRows`."""
+        if question.min_p > 0 or (question.top_k and question.top_p < 1):
+            return None
+        token = compiled_race()(
+            logits, best, float(question.temperature), question.top_k, float(question.top_p), np.uint64(question.key)
+        )
+        return None if token == UNDECIDED else token
 
     def page_attention(self, rows: Rows, cache: KVCache) -> np.ndarray:
         """See `WeighsPages`."""

@@ -1,4 +1,4 @@
-"""The compiled pass, kept on disk (`models/kernel_disk.py`) until a file of this folder or below it changes."""
+"""The compiled pass and race, kept on disk (`models/kernel_disk.py`) until a file of this folder changes."""
 
 from collections.abc import Callable
 from functools import cache
@@ -7,9 +7,16 @@ from typing import Any
 from paceline.models.kernel_disk import keep_on_disk
 from paceline.models.numba_executor.forward import forward
 from paceline.models.numba_executor.kernel import kernel_sources
+from paceline.models.numba_executor.races import race
 
 
 @cache
 def compiled_forward() -> Callable[..., Any]:
     """`forward.forward` with the cache attached."""
     return keep_on_disk(forward, kernel_sources())
+
+
+@cache
+def compiled_race() -> Callable[..., Any]:
+    """`races.race` with the cache attached."""
+    return keep_on_disk(race, kernel_sources())
