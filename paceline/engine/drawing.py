@@ -22,7 +22,6 @@ from paceline.sampling.answered import (
     Answer,
     Question,
     asks_of,
-    question_about,
     questions_about,
     verify_answered,
 )
@@ -130,8 +129,8 @@ def verdict_of(live: LiveSample, tree: TokenTree, scores: Scores) -> Verdict:
 
 
 def _can_race(live: LiveSample, tree: TokenTree, scores: Scores) -> bool:
-    """Whether the rule reads nothing but draws from laws of unedited logits, all of which are finite."""
-    if scores.race is None or scores.peaks is None or not live.warper.never_edits or live.state.params.is_greedy:
+    """Whether the rule reads nothing but draws from laws at a temperature, and all logits are finite."""
+    if scores.race is None or scores.peaks is None or live.state.params.is_greedy:
         return False
     return min(scores.peaks) >= 0 and asks_of(live.judge.verify, tree) == "draws"
 
@@ -145,14 +144,15 @@ class _Raced:
     def __getitem__(self, place: int) -> Answer:
         live, rows, peaks, race = self._live, self._scores.logits, self._scores.peaks, self._scores.race
         assert rows is not None and peaks is not None and race is not None
-        row, best = rows[place], peaks[place]
-        position = live.state.num_tokens + (self._tree.depths[place - 1] if place else 0)
-        noise = live.judge.randomness
+        row, argmax, path = rows[place], peaks[place], self._tree.tokens_to(place - 1)
+        logits, best = live.warper.scores(row, path, argmax)
+        position, noise = live.state.num_tokens + len(path), live.judge.randomness
         assert isinstance(noise, CounterRandomness)
-        pick = race(row, best, question_about(live.warper, (), noise.key(position, "target", ROOT)))
+        params, key = live.state.params, noise.key(position, "target", ROOT)
+        pick = race(logits, best, Question(params.temperature, params.min_p, params.top_k, params.top_p, None, key))
         if pick is None:
-            pick = noise.draw(live.warper.law(row, best=best), position, "target")
-        return Answer(pick, (), float(row[best]), best, best)
+            pick = noise.draw(live.warper.law(row, path, best=argmax), position, "target")
+        return Answer(pick, (), float(logits[best]), best, argmax)
 
 
 def _questions(grant: Grant, live: LiveSample, tree: TokenTree, size: int) -> list[Question] | None:

@@ -236,10 +236,10 @@ class RacesRows(Protocol):
     """A `CausalLM` that can draw from a row of logits faster than by computing its law."""
 
     def race(self, logits: np.ndarray, best: int, question: Question) -> int | None:
-        """The pick of `question`, which has a temperature, and neither edits nor trials; None if the law is needed.
+        """The pick of `question`, which has a temperature and no trials; None if the law is needed.
 
         Args:
-            logits: [vocab] float32, a row of the latest pass.
+            logits: [vocab], a row of a pass, float32, or float64 where its edits are applied to it.
             best: index of its largest.
         """
         ...

@@ -99,7 +99,7 @@ class Warper:
             return self._of_some(self.law, logits, path, ids)
         if self.params.is_greedy:
             return self._greedy(logits, path, best)
-        scores, best = self._scores(logits, path, best)
+        scores, best = self.scores(logits, path, best)
         if self.grammar is None and self._allowed is None:
             return self._sampled(scores, best)
         possible = np.flatnonzero(scores > -np.inf)
@@ -109,14 +109,14 @@ class Warper:
         """The law at temperature 0. Where only a grammar edits logits, the argmax is checked before a mask is built."""
 
         def smooth() -> Law:
-            return truncated_law(_gaps(*self._scores(logits, path)))
+            return truncated_law(_gaps(*self.scores(logits, path)))
 
         if self._only_grammar and not len(self._impossible_ends(path)):
             best = int(np.argmax(logits)) if best < 0 else best
             if self.grammar is not None and self.grammar.allows(best, path):
                 check_peak(float(logits[best]), best)
                 return GreedyLaw.of(best, smooth)
-        scores, best = self._scores(logits, path, best)
+        scores, best = self.scores(logits, path, best)
         return GreedyLaw.of(best, lambda: truncated_law(_gaps(scores, best)))
 
     def _sampled(self, scores: np.ndarray, best: int) -> Law:
@@ -137,7 +137,7 @@ class Warper:
             return self._of_some(self.confidence_law, logits, path, ids)
         if not self.params.is_greedy:
             return self.law(logits, path)
-        scores, best = self._scores(logits, path)
+        scores, best = self.scores(logits, path)
         peak = float(scores[best])
         tokens = np.flatnonzero(scores >= peak + np.log(_LEAST_CONFIDENCE))
         weights = np.exp(scores[tokens].astype(np.float64) - peak)
@@ -185,10 +185,9 @@ class Warper:
         size = min(len(allowed), len(self._allowed))
         return allowed[:size] & self._allowed[:size]
 
-    def _scores(self, logits: np.ndarray, path: Sequence[int], best: int = -1) -> tuple[np.ndarray, int]:
-        """([vocab] logits after bias, penalties and forbidden tokens; the id of the largest).
-
-        `best` is the argmax of `logits`, -1 if unknown.
+    def scores(self, logits: np.ndarray, path: Sequence[int] = (), best: int = -1) -> tuple[np.ndarray, int]:
+        """([vocab] logits after bias, penalties and forbidden tokens, float64 where these change any; the id of the
+        largest). Arguments and errors as of `law`.
         """
         edits, scores = self.edits(path), logits
         if edits is not None:

@@ -36,7 +36,14 @@ def drawn(values, rows):
     params = SamplingParams(**values)
     warper = Warper(params, token_ids=[1], num_prompt_tokens=1)
     ours = [
-        race(row, int(row.argmax()), params.temperature, params.top_k, params.top_p, np.uint64(_key(place)))
+        race(
+            row if place % 2 else row.astype(np.float64),
+            int(row.argmax()),
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            np.uint64(_key(place)),
+        )
         for place, row in enumerate(rows)
     ]
     return ours, [NOISE.draw(warper.law(row), place, "target") for place, row in enumerate(rows)]

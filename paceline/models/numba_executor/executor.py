@@ -153,7 +153,8 @@ class NumbaModel:
     def warm_up(self) -> None:
         """Compile the kernels, or load them from the disk cache, before the first real pass."""
         output = self.forward(build_rows([Part([0], 0, [0])]), self.new_cache(1))
-        self.race(output.logits[0], 0, replace(LARGEST, temperature=1.0))
+        for row in (output.logits[0], output.logits[0].astype(np.float64)):
+            self.race(row, int(row.argmax()), replace(LARGEST, temperature=1.0))
 
     def new_cache(self, num_pages: int) -> NumbaCache:
         """See `CausalLM.new_cache`."""

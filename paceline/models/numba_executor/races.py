@@ -7,8 +7,7 @@ precision, as on the host. So most of the logarithms and exponentials of `Law` a
 
 The winner of the race over all tokens also wins it among those left by top-k or top-p, if it is one of them. Whether it
 is follows from the number of larger logits, or from their share of the mass. Where it is not, or where that share is
-too close to top-p, the caller computes the law. Not for laws of edited logits, nor for those whose law is cheap (min-p)
-or depends on two limits.
+too close to top-p, the caller computes the law. Not for laws that are cheap (min-p) or depend on two limits.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
@@ -77,7 +76,7 @@ def _may_come(logits, first, end, peak, scale, time, key):
     count = np.int32(0)
     for i in range(first, end):
         left = np.float32(_HIGH - np.int32(_word(np.uint64(i), key) >> _40))
-        exponent = max((logits[i] - peak) * scale, _LOWEST)
+        exponent = max(np.float32(logits[i] - peak) * scale, _LOWEST)
         count += np.int32(left < time * _as_float(np.int32((exponent + _BIAS) * _ONE)))
     return count > 0
 
@@ -87,7 +86,7 @@ def _masses(logits, first, end, peak, scale, level):
     """(sum of the weights of a block, sum of those whose logit exceeds `level`, number of those that equal it)."""
     whole, above, equal = np.float32(0), np.float32(0), np.int32(0)
     for i in range(first, end):
-        exponent = max((logits[i] - peak) * scale, _LOWEST)
+        exponent = max(np.float32(logits[i] - peak) * scale, _LOWEST)
         n = np.int32(exponent - _HALF)
         f = exponent - np.float32(n)
         power = np.float32(1) + f * (_C1 + f * (_C2 + f * (_C3 + f * (_C4 + f * _C5))))
@@ -124,7 +123,7 @@ def race(logits, best, temperature, top_k, top_p, key):
     """The token that the request draws from a row, or `UNDECIDED`.
 
     Args:
-        logits: [vocab] float32, finite.
+        logits: [vocab] float32 or float64, finite or -inf.
         best: index of the largest.
         temperature: above 0.
         top_k, top_p: as in `SamplingParams`; at most one of them limits the law.
