@@ -1,14 +1,9 @@
 """`LLM`: a model with its engine, for programs and notebooks. Servers use `AsyncLLM`."""
 
 import itertools
-import reprlib
-import uuid
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral
-from operator import index
 from os import PathLike
 from time import perf_counter
 from typing import Any
@@ -21,19 +16,17 @@ from paceline.engine.memory import cache_capacity
 from paceline.engine.pass_costs import pass_costs, step_seconds
 from paceline.engine.profiles import dtype_of
 from paceline.engine.progress import watched
+from paceline.engine.prompts import Message, Prompt, Prompts, as_list, named, per_prompt
 from paceline.engine.turnstile import Turnstile
-from paceline.errors import InvalidParameter, PromptTooLong
+from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, RunsInParts
 from paceline.models.download import BUILTIN_MODELS, weights_path
 from paceline.models.loaded import LoadedModel
-from paceline.models.messages import plain_messages
 from paceline.models.resolve import ModelSource
 from paceline.models.tokenizer import Tokenizer
 from paceline.types import NamedProgress, RequestOutput, SamplingParams, TokenOutput
 from paceline.vllm_names import CALL, knows_vllm
 
-Prompt = str | Sequence[int]
-Message = Mapping[str, Any]
 _Inbox = deque[StepOutput]
 """Outputs of a call's requests that the call has not read yet."""
 
@@ -101,9 +94,14 @@ class LLM:
         self._turn = turn or Turnstile()
         self._loaded, self._config, self.speculative = loaded, config, resolve_drafter(wanted, loaded)
         self._engine = build_engine(loaded, config, self.speculative, progress)
-        self.max_model_len = cache_capacity(loaded.model, config)[1]
+        self._limit_prompts(config)
         self._numbers = itertools.count()
         self._inboxes: dict[str, _Inbox] = {}
+
+    def _limit_prompts(self, config: EngineConfig) -> None:
+        """Let prompts be as long as an engine of `config` can hold."""
+        longest = cache_capacity(self._loaded.model, config)[1]
+        self._prompts = Prompts(self.tokenizer, longest, config.parse_special_tokens)
 
     def pass_costs(self, engine: Engine) -> dict[str, Any]:
         """See `engine.pass_costs`; call it on the engine's thread."""
@@ -135,7 +133,8 @@ class LLM:
         if isinstance(self._loaded.model, RunsInParts):
             self._loaded.model.keep_passes_whole()
         engines = [build_engine(self._loaded, share, None) for _ in range(count)]
-        self._engine, self.max_model_len = engines[0], cache_capacity(self._loaded.model, share)[1]
+        self._engine = engines[0]
+        self._limit_prompts(share)
         return engines
 
     def drafting_with(
@@ -160,6 +159,11 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and output."""
+        return self._prompts.max_model_len
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -223,16 +227,16 @@ class LLM:
                 priorities that differs from that of the prompts.
             EngineDead: the `LLM` is closed.
         """
-        items = _as_list(prompts)
+        items = as_list(prompts)
         wanted = SamplingParams() if sampling_params is None else sampling_params
-        each = _per_prompt("sampling_params", wanted, SamplingParams, len(items))
-        priorities = _per_prompt("priority", priority, int, len(items))
+        each = per_prompt("sampling_params", wanted, SamplingParams, len(items))
+        priorities = per_prompt("priority", priority, int, len(items))
         ids: list[str] = []
         finished: dict[str, RequestOutput] = {}
         inbox: _Inbox = deque()
         try:
             for prompt, params, own in zip(items, each, priorities, strict=True):
-                with _at(len(ids), len(items)):
+                with named(len(ids), len(items)):
                     ids.append(self._add(prompt, params, inbox, priority=own, timeout=timeout, cache_salt=cache_salt))
             outputs = self._finished(inbox, len(ids))
             for output in watched(outputs, len(ids)) if progress else outputs:
@@ -279,19 +283,24 @@ class LLM:
         Raises:
             InvalidParameter: the model has no template, or the messages do not fit it or the context.
         """
-        messages = plain_messages(messages)
-        self._check_size("".join(one["content"] for one in messages))
-        if not self._config.parse_special_tokens:
-            messages = self.tokenizer.masked(messages)
-        mark = uuid.uuid4().hex if continue_final_message else ""
-        marked = _with_end(messages, mark) if mark else messages
-        text = self.tokenizer.apply_chat_template(marked, add_generation_prompt and not mark, variables=template)
-        if mark and mark not in text:
-            problem = "the model's chat template does not write the text of the final message"
-            raise InvalidParameter("continue_final_message", problem, "leave it out")
-        if mark:
-            text = text.rpartition(mark)[0]
-        return self._encode(text, add_special_tokens=False, masked=True)
+        how = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+        return self._prompts.of_chat(messages, template, **how)
+
+    def user_prompt(self, text: str, raw: bool = False) -> list[int]:
+        """Token ids of a user's text: as a message in the model's chat template, or as it is when `raw` or without one.
+
+        Raises:
+            InvalidParameter: as `chat_prompt` and `token_ids_of`.
+        """
+        return self._prompts.of_user(text, raw)
+
+    def token_ids_of(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt, which may already be token ids; see `Tokenizer.encode`.
+
+        Raises:
+            InvalidParameter: the prompt is empty, too long, or neither a text nor whole numbers.
+        """
+        return self._prompts.token_ids(prompt, add_special_tokens)
 
     def prepared(self, params: SamplingParams) -> SamplingParams:
         """`params` with the prediction tokenised and the grammar compiled, to keep that work out of the engine.
@@ -304,38 +313,6 @@ class LLM:
         if not isinstance(params.prediction, str) or not params.prediction:
             return params
         return replace(params, prediction=self.tokenizer.encode(params.prediction, add_special_tokens=False))
-
-    def user_prompt(self, text: str, raw: bool = False) -> list[int]:
-        """Token ids of a user's text: as a message in the model's chat template, or as it is when `raw` or without one.
-
-        Raises:
-            InvalidParameter: as `chat_prompt` and `token_ids_of`.
-        """
-        if raw or not self.tokenizer.has_chat_template:
-            return self.token_ids_of(text)
-        return self.chat_prompt([{"role": "user", "content": text}])
-
-    def _encode(self, text: str, add_special_tokens: bool = True, masked: bool = False) -> list[int]:
-        """Tokenise a prompt. A text too long for the context by its bytes alone is refused before that.
-
-        Args:
-            masked: control tokens that count as plain text are masked already (`Tokenizer.masked`).
-        """
-        self._check_size(text)
-        if self._config.parse_special_tokens:
-            return self.tokenizer.encode(text, add_special_tokens)
-        return self.tokenizer.encode_masked(text if masked else self.tokenizer.masked(text), add_special_tokens)
-
-    def _check_size(self, text: str) -> None:
-        """Raise InvalidParameter for a text that is no Unicode, or too long for the context by its bytes alone."""
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError:
-            raise InvalidParameter("prompt", "holds half a surrogate pair", "give valid Unicode") from None
-        if size > self.max_model_len and size > self.max_model_len * self.tokenizer.longest_token:
-            longest = f"this model's maximum context length is {self.max_model_len} tokens"
-            problem = f"the prompt is too long: {size} bytes, and {longest}"
-            raise PromptTooLong("prompt", problem, "shorten it, or take a model with a longer context")
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> TokenStream:
         """Stream the tokens of one answer as they are committed, each with its text and provenance.
@@ -394,27 +371,6 @@ class LLM:
                 self._engine.abort(request_id)
                 self._inboxes.pop(request_id, None)
 
-    def token_ids_of(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt, which may already be token ids; see `Tokenizer.encode`.
-
-        Raises:
-            InvalidParameter: the prompt is empty, too long, or neither a text nor whole numbers.
-        """
-        prompt = _plain(prompt)
-        try:
-            is_text = isinstance(prompt, str)
-            if isinstance(prompt, bytes | bytearray | Set) or (not is_text and any(map(_is_bool, prompt))):
-                raise TypeError
-            token_ids = (
-                self._encode(prompt, add_special_tokens) if isinstance(prompt, str) else [index(i) for i in prompt]
-            )
-        except TypeError:
-            problem = f"{reprlib.repr(prompt)} is neither a text nor token ids"
-            raise InvalidParameter("prompt", problem, "give a str or a list of ints") from None
-        if not token_ids or (isinstance(prompt, str) and not prompt):
-            raise InvalidParameter("prompt", "is empty", "give at least one character or token")
-        return token_ids
-
     def _add(self, prompt: Prompt, params: SamplingParams, inbox: _Inbox, **how: Any) -> str:
         self._loaded.check_open()
         request_id, token_ids = str(next(self._numbers)), self.token_ids_of(prompt)
@@ -422,10 +378,6 @@ class LLM:
             self._engine.add_request(request_id, token_ids, self.prepared(params), **how)
             self._inboxes[request_id] = inbox
         return request_id
-
-
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)
 
 
 def _start_compiler(model: str, config: EngineConfig) -> None:
@@ -439,53 +391,3 @@ def _start_compiler(model: str, config: EngineConfig) -> None:
     dtype = builtin.dtype if config.dtype == "auto" else config.dtype
     compile_beside(dtype, config.kv_cache_dtype)
     compile_ahead(dtype, config.kv_cache_dtype, builtin.blocks)
-
-
-@contextmanager
-def _at(number: int, count: int) -> Generator[None, None, None]:
-    """Add the prompt's index to an `InvalidParameter` raised for one of several prompts."""
-    try:
-        yield
-    except InvalidParameter as error:
-        if count == 1:
-            raise
-        raise InvalidParameter(error.field, f"in prompts[{number}], {error.problem}", error.remedy) from None
-
-
-def _with_end(messages: Sequence[Message], mark: str) -> Sequence[Message]:
-    """`messages`, in the form of `plain_messages`, with `mark` at the end of the last one's text."""
-    return [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}{mark}"}]
-
-
-def _per_prompt(field: str, value: Any, kind: type, count: int) -> list[Any]:
-    """`value` as a list with one entry per prompt. Raises InvalidParameter for a wrong type or number of values."""
-    if isinstance(value, kind):
-        return [value] * count
-    values = list(value) if isinstance(value, Iterable) else [value]
-    wrong = [each for each in values if not isinstance(each, kind)]
-    if wrong:
-        raise InvalidParameter(field, f"{wrong[0]!r} is no {kind.__name__}", "give one, or one per prompt")
-    if len(values) != count:
-        raise InvalidParameter(field, f"{len(values)} for {count} prompts", "give one, or one per prompt")
-    return values
-
-
-def _as_list(prompts: Any) -> list[Prompt]:
-    """`prompts` as a list; a single text or a single list of token ids is one prompt."""
-    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray | Set):
-        problem = f"{reprlib.repr(prompts)} is no prompt"
-        raise InvalidParameter("prompts", problem, "give a text, token ids, or a list of such")
-    if isinstance(prompts, str | Mapping):
-        return [_plain(prompts)]
-    items: list[Any] = list(prompts)
-    return [items] if items and isinstance(items[0], Integral) else [_plain(item) for item in items]
-
-
-def _plain(prompt: Any) -> Any:
-    """The text or token ids of a prompt, which may be a mapping as in vLLM."""
-    if not isinstance(prompt, Mapping):
-        return prompt
-    if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
-        problem = f"{reprlib.repr(dict(prompt))} is no prompt"
-        raise InvalidParameter("prompt", problem, 'give {"prompt": text} or {"prompt_token_ids": ids}')
-    return next(iter(prompt.values()))

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.engine.llm import LLM, Prompt
+from paceline.engine.llm import LLM
+from paceline.engine.prompts import Prompt
 from paceline.speculation.prices import PassSeconds
 from paceline.theory.round import PlainPrices, Round, round_seconds
 from paceline.types import RequestOutput, RequestStats, SamplingParams, TokenOutput

@@ -1,0 +1,152 @@
+"""`Prompts`: from what users give, texts, conversations and token ids, to the token ids of a request.
+
+Not for what the chat template renders (`models/chat_template.py`) or for requests that wait or run.
+"""
+
+import reprlib
+import uuid
+from collections.abc import Generator, Iterable, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from numbers import Integral
+from operator import index
+from typing import Any
+
+from paceline.errors import InvalidParameter, PromptTooLong
+from paceline.models.messages import plain_messages
+from paceline.models.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Makes token ids with a model's tokenizer.
+
+    Attributes:
+        max_model_len: most tokens of a request, which bound the bytes of a text.
+        parse_special_tokens: whether the names of control tokens in a text are these tokens.
+    """
+
+    tokenizer: Tokenizer
+    max_model_len: int
+    parse_special_tokens: bool
+
+    def of_chat(
+        self, messages: Sequence[Message], template: Mapping[str, Any] | None = None, *,
+        add_generation_prompt: bool = True, continue_final_message: bool = False,
+    ) -> list[int]:  # fmt: skip
+        """See `LLM.chat_prompt`."""
+        messages = plain_messages(messages)
+        self._check_size("".join(one["content"] for one in messages))
+        if not self.parse_special_tokens:
+            messages = self.tokenizer.masked(messages)
+        mark = uuid.uuid4().hex if continue_final_message else ""
+        marked = _with_end(messages, mark) if mark else messages
+        text = self.tokenizer.apply_chat_template(marked, add_generation_prompt and not mark, variables=template)
+        if mark and mark not in text:
+            problem = "the model's chat template does not write the text of the final message"
+            raise InvalidParameter("continue_final_message", problem, "leave it out")
+        if mark:
+            text = text.rpartition(mark)[0]
+        return self._encode(text, add_special_tokens=False, masked=True)
+
+    def of_user(self, text: str, raw: bool = False) -> list[int]:
+        """See `LLM.user_prompt`."""
+        if raw or not self.tokenizer.has_chat_template:
+            return self.token_ids(text)
+        return self.of_chat([{"role": "user", "content": text}])
+
+    def token_ids(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
+        """See `LLM.token_ids_of`."""
+        prompt = _plain(prompt)
+        try:
+            is_text = isinstance(prompt, str)
+            if isinstance(prompt, bytes | bytearray | Set) or (not is_text and any(map(_is_bool, prompt))):
+                raise TypeError
+            token_ids = (
+                self._encode(prompt, add_special_tokens) if isinstance(prompt, str) else [index(i) for i in prompt]
+            )
+        except TypeError:
+            problem = f"{reprlib.repr(prompt)} is neither a text nor token ids"
+            raise InvalidParameter("prompt", problem, "give a str or a list of ints") from None
+        if not token_ids or (isinstance(prompt, str) and not prompt):
+            raise InvalidParameter("prompt", "is empty", "give at least one character or token")
+        return token_ids
+
+    def _encode(self, text: str, add_special_tokens: bool = True, masked: bool = False) -> list[int]:
+        """Tokenise a prompt. A text too long for the context by its bytes alone is refused before that.
+
+        Args:
+            masked: control tokens that count as plain text are masked already (`Tokenizer.masked`).
+        """
+        self._check_size(text)
+        if self.parse_special_tokens:
+            return self.tokenizer.encode(text, add_special_tokens)
+        return self.tokenizer.encode_masked(text if masked else self.tokenizer.masked(text), add_special_tokens)
+
+    def _check_size(self, text: str) -> None:
+        """Raise InvalidParameter for a text that is no Unicode, or too long for the context by its bytes alone."""
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            raise InvalidParameter("prompt", "holds half a surrogate pair", "give valid Unicode") from None
+        if size > self.max_model_len and size > self.max_model_len * self.tokenizer.longest_token:
+            longest = f"this model's maximum context length is {self.max_model_len} tokens"
+            problem = f"the prompt is too long: {size} bytes, and {longest}"
+            raise PromptTooLong("prompt", problem, "shorten it, or take a model with a longer context")
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+@contextmanager
+def named(number: int, count: int) -> Generator[None, None, None]:
+    """Add the prompt's index to an `InvalidParameter` raised for one of several prompts."""
+    try:
+        yield
+    except InvalidParameter as error:
+        if count == 1:
+            raise
+        raise InvalidParameter(error.field, f"in prompts[{number}], {error.problem}", error.remedy) from None
+
+
+def _with_end(messages: Sequence[Message], mark: str) -> Sequence[Message]:
+    """`messages`, in the form of `plain_messages`, with `mark` at the end of the last one's text."""
+    return [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}{mark}"}]
+
+
+def per_prompt(field: str, value: Any, kind: type, count: int) -> list[Any]:
+    """`value` as a list with one entry per prompt. Raises InvalidParameter for a wrong type or number of values."""
+    if isinstance(value, kind):
+        return [value] * count
+    values = list(value) if isinstance(value, Iterable) else [value]
+    wrong = [each for each in values if not isinstance(each, kind)]
+    if wrong:
+        raise InvalidParameter(field, f"{wrong[0]!r} is no {kind.__name__}", "give one, or one per prompt")
+    if len(values) != count:
+        raise InvalidParameter(field, f"{len(values)} for {count} prompts", "give one, or one per prompt")
+    return values
+
+
+def as_list(prompts: Any) -> list[Prompt]:
+    """`prompts` as a list; a single text or a single list of token ids is one prompt."""
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray | Set):
+        problem = f"{reprlib.repr(prompts)} is no prompt"
+        raise InvalidParameter("prompts", problem, "give a text, token ids, or a list of such")
+    if isinstance(prompts, str | Mapping):
+        return [_plain(prompts)]
+    items: list[Any] = list(prompts)
+    return [items] if items and isinstance(items[0], Integral) else [_plain(item) for item in items]
+
+
+def _plain(prompt: Any) -> Any:
+    """The text or token ids of a prompt, which may be a mapping as in vLLM."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
+        problem = f"{reprlib.repr(dict(prompt))} is no prompt"
+        raise InvalidParameter("prompt", problem, 'give {"prompt": text} or {"prompt_token_ids": ids}')
+    return next(iter(prompt.values()))
