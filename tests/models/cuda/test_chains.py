@@ -106,6 +106,13 @@ def test_largest_probabilities_are_those_at_the_temperature():
         np.testing.assert_allclose(found, 1 / np.exp((row - row.max()) / temperature).sum(), rtol=1e-4)
 
 
+def test_the_smallest_temperatures_draw_the_argmax_with_a_probability():
+    model, cold = model_of(), [SamplingParams(temperature=1e-300, seed=3), SamplingParams(temperature=1e-5, seed=3)]
+    draft = model.draft_chains(rows_of(), model.new_cache(7), 4, draws_of(cold, 4))
+    assert draft.tokens.tolist() == level_by_level(TorchModel(CHECKPOINT), 4)[0]
+    assert (draft.top_probs > 0.5).all() and (draft.top_probs <= 1).all()
+
+
 def test_a_token_is_drawn_from_the_candidates(monkeypatch):
     """With one candidate every draw is the argmax."""
     monkeypatch.setattr("paceline.models.cuda_executor.laws.chains.CANDIDATES", 1)

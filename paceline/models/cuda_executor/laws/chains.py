@@ -19,6 +19,8 @@ from paceline.models.cuda_executor.laws.warp import law_weights
 CANDIDATES = 256
 """Most tokens that one is drawn from."""
 _NUM_OPTIONS = 4
+_COLDEST = 1e-3
+"""Least temperature at which a probability is computed: below it quotients might overflow, and it is about 1."""
 
 
 def packed(draws: Draws) -> np.ndarray:
@@ -56,7 +58,7 @@ class Picks:
         temperature, min_p, top_k, top_p = options.split(1, dim=1)
         is_drawn = temperature > 0
         temperature = torch.where(is_drawn, temperature, 1.0)
-        column, prob = likeliest(logits / temperature.float())
+        column, prob = likeliest(logits / temperature.clamp_min(_COLDEST).float())
         scores, columns = logits.topk(min(CANDIDATES, logits.shape[1]), dim=1)
         tokens = self._named(columns)
         weights = law_weights(scores.double(), temperature, min_p, top_k.long(), top_p, True)
