@@ -24,9 +24,6 @@ Piece = tuple[States, ...]
 
 _MOST = 2048
 """Largest number of tokens with stored states per request; older ones are recomputed if needed."""
-_MOST_ON_DEVICE = 256
-"""As many of them stay on a device, before all of a request are fetched to the host; a token of EAGLE-3 takes 18 KB
-beside a model of 1,536 hidden dimensions, and a request that does not draft for long accumulates them."""
 _MOST_ROWS_ON_DEVICE = 16_384
 """Rows of passes that states on a device may keep in memory, before all of all requests are fetched: a token keeps the
 whole pass that it was computed in, prompts of other requests included. 300 MB with EAGLE-3 beside such a model."""
@@ -42,25 +39,18 @@ class _Held:
     first: int
     end: int
     pieces: deque[Piece] = field(default_factory=deque)
-    num_fetched: int = 0
 
     def add(self, piece: Piece) -> None:
-        """Append the states of the tokens from `end` on; fetch all that are on a device when there are many."""
+        """Append the states of the tokens from `end` on."""
         self.pieces.append(piece)
         self.end += len(piece[0])
-        if isinstance(piece[0], np.ndarray):
-            self.num_fetched = self.end
-        elif self.end - max(self.first, self.num_fetched) > _MOST_ON_DEVICE:
-            self.fetch()
 
     def fetch(self) -> None:
         """Fetch all states to the host, each stretch on a device at once."""
-        if self.num_fetched < self.end:
-            stretches = groupby(self.pieces, key=lambda piece: isinstance(piece[0], np.ndarray))
-            self.pieces = deque(
-                [tuple([np.asarray(states) for states in _by_tap(list(pieces))]) for _, pieces in stretches]
-            )
-        self.num_fetched = self.end
+        stretches = groupby(self.pieces, key=lambda piece: isinstance(piece[0], np.ndarray))
+        self.pieces = deque(
+            [tuple([np.asarray(states) for states in _by_tap(list(pieces))]) for _, pieces in stretches]
+        )
 
     def drop_before(self, position: int) -> None:
         """Drop the states of tokens before `position`."""

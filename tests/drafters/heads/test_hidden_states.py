@@ -61,9 +61,9 @@ def given(target, steps, where):
     ],
 )
 @pytest.mark.parametrize(("first", "last"), [(0, 63), (10, 63), (58, 62), (62, 63)])
-@pytest.mark.parametrize("most", [1, 256])
+@pytest.mark.parametrize("most", [1, 30, 256])
 def test_what_is_taken_is_what_a_pass_over_the_text_gives(target, steps, first, last, most, monkeypatch):
-    monkeypatch.setattr(hidden_states, "_MOST_ON_DEVICE", most)
+    monkeypatch.setattr(hidden_states, "_MOST_ROWS_ON_DEVICE", most)
     found = given(target, steps, "cpu").take(context(), first, last)
     wanted = np.concatenate([target[2][tap][first:last] for tap in TAPS], axis=1)
     np.testing.assert_allclose(np.asarray(found), wanted, atol=1e-4, rtol=1e-4)
@@ -89,7 +89,7 @@ def test_tables_that_states_keep_in_memory_are_bounded(target, monkeypatch):
 
 
 def test_few_states_stay_on_a_device_and_many_are_fetched(target, monkeypatch):
-    monkeypatch.setattr(hidden_states, "_MOST_ON_DEVICE", 16)
+    monkeypatch.setattr(hidden_states, "_MOST_ROWS_ON_DEVICE", 16)
     steps = [(0, 10, True), *((at, at + 1, True) for at in range(10, 16))]
     assert isinstance(given(target, steps, "cpu").take(context(), 2, 16), DeviceStates)
     steps.append((16, 17, True))
