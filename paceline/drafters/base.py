@@ -59,9 +59,9 @@ class DraftContext:
         coupled: the request is verified by the coupled rule, so draws use the target's noise.
         keep_drafting: called before each further draw with the draft laws so far, never with the token just drawn.
         rank: as `warp`, but returns the law that ranks candidates (`Warper.confidence_law`); None means `warp`.
-        takes_argmax: `warp` is one-hot at the largest logit, so a drafter need not call it.
-        target_key: noise key of the target's draw at an absolute position (`CounterRandomness.key`), where `coupled`
-            holds and `warp` applies nothing but the request's temperature, min-p, top-k and top-p; None elsewhere.
+        never_edits: `warp` applies nothing but the request's temperature, min-p, top-k and top-p.
+        target_key: noise key of the target's draw at an absolute position (`CounterRandomness.key`); None where
+            `coupled` does not hold, or token ids are not the target's.
         asks_beliefs: the length policy needs the draft's confidence, so greedy requests must pass it `belief`.
         asks_laws: the policy reads more of a belief than its largest probability.
         page_table: the target's pages of the request, in order of position. They hold the keys and values of all of
@@ -84,7 +84,7 @@ class DraftContext:
     coupled: bool = False
     keep_drafting: Callable[[Sequence[DraftLaw]], bool] = always
     rank: Callable[..., Law] | None = None
-    takes_argmax: bool = False
+    never_edits: bool = False
     target_key: Callable[[int], int] | None = None
     asks_beliefs: bool = False
     asks_laws: bool = False
@@ -99,6 +99,11 @@ class DraftContext:
     def longest(self) -> int:
         """Largest length of a chain."""
         return min(self.budget, self.max_depth)
+
+    @property
+    def takes_argmax(self) -> bool:
+        """Whether `warp` is one-hot at the largest logit, so that a drafter need not call it."""
+        return self.never_edits and self.params.is_greedy
 
     def over(self, ids: np.ndarray) -> "DraftContext":
         """The context for a drafter that scores only the tokens `ids` [k]: `warp` and `rank` take logits [k]."""

@@ -78,7 +78,9 @@ def chains_at_once(runner: ChainRunner | None, growths: Sequence[Growth]) -> dic
 
 def _is_known(context: DraftContext, runner: ChainRunner) -> bool:
     """Whether every token follows from logits that the host does not see, and the policy needs no full laws."""
-    return not context.asks_laws and (context.takes_argmax or (runner.can_draw and context.target_key is not None))
+    if context.asks_laws or not context.never_edits:
+        return False
+    return context.params.is_greedy or (runner.can_draw and context.target_key is not None)
 
 
 def _length(growth: Growth) -> int:

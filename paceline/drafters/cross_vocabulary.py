@@ -68,7 +68,9 @@ class CrossVocabulary:
         self._inner = inner
         self._bridge: Bridge = _BRIDGES[mode](target, draft)
         branches = mode == "intersection" and inner.traits.branches
-        self.traits = replace(inner.traits, branches=branches, deterministic=False, at_once=False, draws_at_once=False)
+        self.traits = replace(
+            inner.traits, branches=branches, deterministic=False, at_once=False, prefers_coupled=False
+        )
         self._target, self._encode = target.tokenizer, Continuing(draft.tokenizer)
         self._texts: dict[str, Follower] = {}
 
@@ -77,7 +79,7 @@ class CrossVocabulary:
         texts = [self._caught_up(context) for context in contexts]
         ready = [i for i, text in enumerate(texts) if text.is_whole and text.tokens]
         lent = [
-            replace(contexts[i], guess=(), takes_argmax=False, target_key=None) for i in ready
+            replace(contexts[i], guess=(), never_edits=False, target_key=None) for i in ready
         ]  # the law is not the draft's own
         inside = [self._bridge.inside(context, texts[i].tokens) for i, context in zip(ready, lent, strict=True)]
         drafted = self._inner.propose(inside)

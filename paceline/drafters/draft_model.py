@@ -48,7 +48,7 @@ class DraftModel:
         self._chains = self.runner if self.runner.can_chain and not shape.branches else None
         self.traits = DrafterTraits(
             shape.branches, shape.branches, cost_ratio, shape.natural_budget, at_once=self._chains is not None,
-            draws_at_once=self._chains is not None, reads=True,
+            prefers_coupled=self._chains is not None, reads=True,
         )  # fmt: skip
         self._begin = shape.begin
         self._common = common

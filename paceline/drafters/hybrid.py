@@ -133,7 +133,7 @@ class Hybrid:
             deterministic=all(child.traits.deterministic for child in children),
             remembers=bool(self._models) or any(child.traits.remembers for child in children),
             chooses=True,
-            draws_at_once=any(child.traits.draws_at_once for child in children),
+            prefers_coupled=any(child.traits.prefers_coupled for child in children),
             taps=tuple(dict.fromkeys(tap for child in children for tap in child.traits.taps)),
         )
         self.chosen_seconds = 0.0

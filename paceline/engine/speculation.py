@@ -44,11 +44,11 @@ class Speculation:
         is_plain = params.speculative is False or own.get("method") == "none"
         rule = own.get("rule", AUTO if is_plain else self.rule)
         if rule == self.rule:
-            return judge(rule, self.verifier, params.seed, number, self.drafter.traits.draws_at_once)
+            return judge(rule, self.verifier, params.seed, number, self.drafter.traits.prefers_coupled)
         if rule not in RULES or is_lossy(rule) or (rule == "block" and self.drafter.traits.branches):
             problem = f"{rule!r} {'cannot be chosen by a request' if rule in RULES else 'is unknown'}"
             raise InvalidParameter("speculative.rule", problem, "use an exact rule: auto, p/q, coupled")
-        return judge(rule, resolve(rule), params.seed, number, self.drafter.traits.draws_at_once)
+        return judge(rule, resolve(rule), params.seed, number, self.drafter.traits.prefers_coupled)
 
     def shape(self, params: SamplingParams, state: RequestState) -> None:
         """Copy a request's own drafting options (method, length, policy) into its scheduler state.

@@ -29,8 +29,8 @@ class DrafterTraits:
         estimates: its trees carry acceptance probabilities, and list nodes in descending order of these.
         watches: it needs the target's most probable token at every proposed node (`RequestOutcome.picks`).
         at_once: greedy chains are drafted in one call and paid for in full, so a budget larger than needed costs time.
-        draws_at_once: so are chains drawn with the target's noise, which needs no draft laws on the host: for requests
-            without a seed the coupled rule is faster than one that reads these laws.
+        prefers_coupled: it drafts better or faster with the target's noise, so that requests without a seed are judged
+            by the coupled rule, too.
         reads: it has a model with its own KV cache, which must be filled with a request's text before the first draft.
         taps: layers whose hidden states it needs for every committed token, as in `CausalLM.forward`.
     """
@@ -45,7 +45,7 @@ class DrafterTraits:
     estimates: bool = False
     watches: bool = False
     at_once: bool = False
-    draws_at_once: bool = False
+    prefers_coupled: bool = False
     reads: bool = False
     taps: tuple[int, ...] = ()
 

@@ -36,14 +36,14 @@ class Runner:
 
 
 def greedy(name="greedy", budget=3, **changes):
-    own = replace(context([1, 2, 3], budget, name), params=SamplingParams(temperature=0), takes_argmax=True)
+    own = replace(context([1, 2, 3], budget, name), params=SamplingParams(temperature=0), never_edits=True)
     return replace(own, **changes)
 
 
 def sampled(name="sampled", budget=3, **changes):
     params = SamplingParams(temperature=0.7, top_p=0.9, seed=0)
     return replace(
-        context([1, 2, 3, 4], budget, name), params=params, coupled=True,
+        context([1, 2, 3, 4], budget, name), params=params, coupled=True, never_edits=True,
         target_key=lambda position: NOISE.key(position, "target", -1), **changes,
     )  # fmt: skip
 
@@ -73,8 +73,8 @@ def test_greedy_requests_alone_are_asked_without_draws():
 
 @pytest.mark.parametrize("other", [
     sampled(asks_laws=True), greedy(asks_laws=True), greedy("too long"),
-    replace(sampled(), target_key=None),
-], ids=["a policy of whole laws", "greedy too", "no room", "edited or not coupled"])  # fmt: skip
+    replace(sampled(), target_key=None), replace(sampled(), never_edits=False), greedy(never_edits=False),
+], ids=["a policy of whole laws", "greedy too", "no room", "not coupled", "edited", "edited, greedy"])  # fmt: skip
 def test_others_are_left_to_drafting_level_by_level(other):
     runner = Runner(can_draw=True)
     assert drafted(runner, other) == {} and not runner.asked

@@ -123,7 +123,8 @@ def test_a_greedy_request_is_drafted_over_shared_tokens_on_a_device_too(mode):
     def greedy(logits, path):
         return Law.one_hot(int(np.argmax(logits)))
 
-    asked = context(TARGET.encode("bca"), CounterRandomness(0), 3, own_warp=greedy, takes_argmax=True)
+    asked = context(TARGET.encode("bca"), CounterRandomness(0), 3, own_warp=greedy, never_edits=True)
+    asked.params = SamplingParams(temperature=0)
     [ours], [theirs] = (drafter(mode, model).propose([asked]) for model in (Chaining, FloatTable))
     assert len(ours) and ours.tokens == theirs.tokens
     assert not drafter(mode, Chaining).traits.at_once

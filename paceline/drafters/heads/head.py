@@ -68,7 +68,7 @@ class HeadDrafter:
             cost_ratio=cost_ratio,
             natural_budget=shape.natural_budget if shape.branches else natural,
             at_once=self._chains is not None,
-            draws_at_once=self._chains is not None and self._chains.can_draw,
+            prefers_coupled=self._chains is not None and self._chains.can_draw,
             reads=isinstance(runner, _READERS),
             taps=config.taps,
         )

@@ -22,6 +22,7 @@ from paceline.drafters.past_pools import PastPools
 from paceline.drafters.same_text import CHECKED_TAIL, goes_on
 from paceline.errors import InvalidParameter
 from paceline.models.kernel_disk import keep_on_disk
+from paceline.models.numba_executor import noise
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
 from paceline.speculation.traits import DrafterTraits
@@ -35,6 +36,7 @@ _LESS_TRUST = 4.0
 _NO_TRUST = 1e9
 LEAST_CHANCE = 0.02
 """Smallest proposed probability: on no machine does a row cost less than a fiftieth of a token."""
+NO_KEYS = np.zeros(0, np.uint64)
 MOST_NODES = 16
 """Largest number of nodes. On conversations, further ones have probabilities below 0.04, and each takes 3 microseconds
 to find."""
@@ -85,19 +87,20 @@ class Blended:
             raise InvalidParameter("max_cached_tokens", f"{max_cached_tokens} is negative", "give 0 or more")
         remembers = max_cached_tokens > 0
         self.traits = DrafterTraits(
-            mode == "tree", True, natural_budget=MOST_NODES, deterministic=True, remembers=remembers, estimates=True
-        )
+            mode == "tree", True, natural_budget=MOST_NODES, deterministic=True, remembers=remembers, estimates=True,
+            prefers_coupled=True,
+        )  # fmt: skip
         self._least = max(min_token_prob, 1e-9)
         memory = no_memory() if memory is None else memory
         self._memory, self._order = memory.arrays, memory.info.order
         self._trust = trust(memory.info.order)
         self._past = PastPools(lambda: PastOutputs(max_cached_tokens), max_cached_tokens)
         self._requests: dict[str, _Request] = {}
-        self._calibration = Calibration()
+        self._calibration, self._raced = Calibration(), Calibration()
         self._room = _Room(1, self._order)
         any_text = TextIndex()
         any_text.append([0])
-        self._grown(any_text, self._past.of(b"").index, 1, 1)  # compiles, or reads what was compiled
+        self._grown(any_text, self._past.of(b"").index, 1, 1, NO_KEYS, 0.0)  # compiles, or reads what was compiled
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """One tree per context; empty when no continuation is probable enough."""
@@ -109,7 +112,8 @@ class Blended:
         if request is None:
             return
         if request.proposed is not None:
-            self._calibration.judge(*request.proposed, outcome)
+            calibration, tokens, parents, reached = request.proposed
+            calibration.judge(tokens, parents, reached, outcome)
             request.proposed = None
         if outcome.finished:
             self._past.add(request.salt, outcome.token_ids[request.num_prompt_tokens :])
@@ -123,20 +127,27 @@ class Blended:
         request = self._request(context)
         budget = context.budget if self.traits.branches else context.longest
         past = self._past.of(context.salt).index
-        size = self._grown(request.index, past, budget, context.max_depth)
+        keys = _keys(context, min(context.max_depth, budget))
+        size = self._grown(request.index, past, budget, context.max_depth, keys, context.params.temperature)
         tokens, parents, reached = (array[:size].tolist() for array in self._room.tree)
-        request.proposed = tokens, parents, reached
-        chances = self._calibration(self._room.tree[2][:size])
+        calibration = self._raced if len(keys) else self._calibration
+        request.proposed = calibration, tokens, parents, reached
+        chances = calibration(self._room.tree[2][:size])
         return TokenTree(tuple(tokens), tuple(parents), chances=tuple(chances.tolist()))
 
-    def _grown(self, own: TextIndex, past: TextIndex, budget: int, max_depth: int) -> int:
-        """Grow the tree after the text `own`, also from `past`, in the work arrays; returns its number of nodes."""
+    def _grown(
+        self, own: TextIndex, past: TextIndex, budget: int, max_depth: int, keys: np.ndarray, temperature: float
+    ) -> int:
+        """Grow the tree after the text `own`, also from `past`, in the work arrays; returns its number of nodes.
+
+        Other arguments as of `grow`.
+        """
         if budget > self._room.budget:
             self._room = _Room(budget, self._order)
         room = self._room
         return _grow()(
             _arrays(own), _arrays(past), self._memory, self._trust, budget, max_depth, self._least,
-            self.traits.branches, room.tree, room.queue, room.nodes, room.path, room.work,
+            self.traits.branches, keys, temperature, room.tree, room.queue, room.nodes, room.path, room.work,
         )  # fmt: skip
 
     def _request(self, context: DraftContext) -> "_Request":
@@ -149,12 +160,12 @@ class Blended:
 
 
 class _Request:
-    """A request's indexed text, and the latest proposal: (tokens, parents, uncalibrated probabilities)."""
+    """A request's indexed text, and the latest proposal: (calibration, tokens, parents, uncalibrated probabilities)."""
 
     def __init__(self, num_prompt_tokens: int, salt: bytes) -> None:
         self.index = TextIndex()
         self.num_prompt_tokens, self.salt = num_prompt_tokens, salt
-        self.proposed: tuple[list[int], list[int], list[float]] | None = None
+        self.proposed: tuple[Calibration, list[int], list[int], list[float]] | None = None
 
     def is_prefix_of(self, token_ids: Sequence[int]) -> bool:
         """Whether `token_ids` continues the indexed text, judged by its length and last tokens."""
@@ -179,11 +190,19 @@ class _Room:
         self.work = (tokens, chances, counts[0], totals[0], counts[1], totals[1])
 
 
+def _keys(context: DraftContext, num_levels: int) -> np.ndarray:
+    """[num_levels] noise keys of the draws after the text; `NO_KEYS` where nothing is drawn, or with unknown noise."""
+    if context.target_key is None or context.params.is_greedy:
+        return NO_KEYS
+    first, key = len(context.token_ids), context.target_key
+    return np.array([key(first + level) for level in range(num_levels)], np.uint64)
+
+
 def _arrays(index: TextIndex) -> tuple[Any, ...]:
     return index.tokens, index.previous, index.heads, index.begin, index.length
 
 
 @cache
 def _grow() -> Callable[..., int]:
-    """`grow.grow`, compiled and cached on disk until its file changes."""
-    return keep_on_disk(compiled.grow, [Path(compiled.__file__)])
+    """`grow.grow`, compiled and cached on disk until its files change."""
+    return keep_on_disk(compiled.grow, [Path(str(module.__file__)) for module in (compiled, noise)])

@@ -236,7 +236,7 @@ def how_replayed(traits: DrafterTraits, params: SamplingParams) -> str:
     """Description of how reliable a replay with the real drafter is."""
     if params.is_greedy or (traits.deterministic and not traits.taps):
         return EXACT
-    return SEEDED if traits.branches or traits.chooses or traits.draws_at_once else UNBIASED
+    return SEEDED if traits.branches or traits.chooses or traits.prefers_coupled else UNBIASED
 
 
 def engine_that_drafts(

@@ -11,13 +11,15 @@ jacobi).
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.evaluation.advise.noise import AlongText
 from paceline.evaluation.advise.reading import Reader, Reading
 from paceline.evaluation.advise.replay import Offer, Rounds, Text, expected_rounds
 from paceline.models.base import KVCache, slot_of
-from paceline.sampling import TokenTree, Warper
+from paceline.sampling import CounterRandomness, TokenTree, Warper
+from paceline.sampling.randomness import ROOT
 from paceline.speculation import BatchStats, RequestOutcome
 from paceline.speculation.outcome import followed
 from paceline.types import SamplingParams
@@ -97,6 +99,8 @@ class Walk:
         self._params = replace(params, max_tokens=max(1, len(text.output)))
         self._warper = Warper(self._params, token_ids=self._said, num_prompt_tokens=len(text.prompt))
         self._seconds, self._asked, self._is_drafting = 0.0, 0, False
+        noise = None if text.seed is None else CounterRandomness(text.seed)
+        self._target_key = None if noise is None else partial(noise.key, purpose="target", node=ROOT)
 
     def rounds(self) -> Rounds:
         """Replay the whole text, accepting exactly the drafted tokens that equal it."""
@@ -187,7 +191,8 @@ class Walk:
         reading, warper = self._reading, self._warper
         return DraftContext(
             self._name, self._said, len(self._text.prompt), self._most, self._params, warper.law,
-            along or reading.randomness, reading.coupled and along is None, takes_argmax=warper.takes_argmax,
+            along or reading.randomness, reading.coupled and along is None, never_edits=warper.never_edits,
+            target_key=None if along else self._target_key,
             rank=warper.confidence_law, page_table=reading.pages, max_depth=depth,
             batch=BatchStats(1, 0, self._most, len(self._said) - 1),
         )  # fmt: skip

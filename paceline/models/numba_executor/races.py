@@ -20,13 +20,11 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from paceline.models.numba_executor.kernel import OPTIONS, entry, kernel
-from paceline.sampling.randomness import INCREMENT, MULTIPLIERS
+from paceline.models.numba_executor.noise import exponential, word
 
 UNDECIDED = -1
 _BLOCK = 256
-_INCREMENT, _FIRST, _SECOND = (np.uint64(word) for word in (INCREMENT, *MULTIPLIERS))
-_1, _12, _27, _30, _31, _40 = (np.uint64(n) for n in (1, 12, 27, 30, 31, 40))
-_UNIT = 2.0**-52
+_LOW = np.uint64(40)
 _HIGH = np.int32(0xFFFFFF)
 """The largest of the 24 high bits of a noise word."""
 _SLACK = 1.001
@@ -50,20 +48,9 @@ def _as_float(typingctx, bits):
 
 
 @kernel
-def _word(token, key):
-    """The 64 bits of a token's noise: `randomness._stream`."""
-    state = (token + _1) * _INCREMENT + key
-    state = (state ^ (state >> _30)) * _FIRST
-    state = (state ^ (state >> _27)) * _SECOND
-    return state ^ (state >> _31)
-
-
-@kernel
 def _time(token, key, logit, peak, temperature):
     """When a token comes: its noise over its weight."""
-    noise = -math.log((np.float64(_word(np.uint64(token), key) >> _12) + 0.5) * _UNIT)
-    weight = math.exp((np.float64(logit) - np.float64(peak)) / temperature)
-    return noise / weight
+    return exponential(token, key) / math.exp((np.float64(logit) - np.float64(peak)) / temperature)
 
 
 @kernel
@@ -75,7 +62,7 @@ def _may_come(logits, first, end, peak, scale, time, key):
     """
     count = np.int32(0)
     for i in range(first, end):
-        left = np.float32(_HIGH - np.int32(_word(np.uint64(i), key) >> _40))
+        left = np.float32(_HIGH - np.int32(word(np.uint64(i), key) >> _LOW))
         exponent = max(np.float32(logits[i] - peak) * scale, _LOWEST)
         count += np.int32(left < time * _as_float(np.int32((exponent + _BIAS) * _ONE)))
     return count > 0

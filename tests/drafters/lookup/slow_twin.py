@@ -1,7 +1,9 @@
 """The chances of `grow.py` and the sequences of `training/memory.py`, written down plainly."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import exp
 
 from paceline.drafters.lookup.blended import trust
 from paceline.drafters.lookup.grow import LONGEST_MATCH
@@ -41,16 +43,30 @@ def chances(
     return known
 
 
+def raced(known: Mapping[int, float], noise: Callable[[int], float], temperature: float) -> dict[int, float]:
+    """Chances given the noise of every token's draw."""
+    weights = {token: p / noise(token) ** (0.65 * temperature) for token, p in known.items()}
+    rest = max(1 - sum(known.values()), 1e-3) ** 0.3 * exp(1.2 * temperature**3)
+    return {token: weight / (rest + sum(weights.values())) for token, weight in weights.items()}
+
+
 def check_tree(
     paths: Sequence[tuple[int, ...]], own: Sequence[int], past: Sequence[Sequence[int]], budget: int, least: float,
-    branches: bool,
+    branches: bool, noise: Callable[[int, int], float] | None = None, temperature: float = 0.0,
 ) -> list[float]:  # fmt: skip
-    """Assert that every node of a tree was the most probable one left; their chances to be reached."""
+    """Assert that every node of a tree was the most probable one left; their chances to be reached.
+
+    Args:
+        noise: of a token at a position, where it is known.
+    """
     offers: dict[tuple[int, ...], float] = {}
     above, reached, found = (), 1.0, []
     for path in [*paths, None]:
         if path is not None or len(paths) < budget:
-            after = {(*above, token): reached * p for token, p in chances(own, above, past).items()}
+            known = chances(own, above, past)
+            if noise is not None:
+                known = raced(known, partial(noise, len(own) + len(above)), temperature)
+            after = {(*above, token): reached * p for token, p in known.items()}
             fresh = {one: chance for one, chance in after.items() if chance >= least}
             offers = {**offers, **fresh} if branches else fresh
         if path is None:

@@ -1,6 +1,7 @@
 """Drafts from all evidence together: equal to the plain twin, exact, bounded, and forgetting what they should."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ from paceline.drafters.calibration import Calibration
 from paceline.drafters.lookup.blended import Blended
 from paceline.drafters.lookup.memory import MemoryInfo
 from paceline.errors import InvalidParameter
+from paceline.sampling import CounterRandomness
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
 from paceline.training.memory import build_memory
+from paceline.types import SamplingParams
 from tests.drafters.contexts import context, propose
 from tests.drafters.lookup import slow_twin
 
@@ -30,16 +33,58 @@ def finish(drafter: Blended, token_ids: list[int], request_id: str = "past") -> 
     drafter.observe(RequestOutcome(request_id, (0, *token_ids), finished=True))
 
 
-@given(own=tokens, past=st.lists(tokens, max_size=2), mode=st.sampled_from(["path", "tree"]), budget=st.integers(1, 6))
-@settings(max_examples=25, deadline=None)
-def test_a_tree_is_that_of_the_plain_twin(own, past, mode, budget):
+NOISE = CounterRandomness(3)
+
+
+def sampled(token_ids, budget, temperature=1.0, seed=3, **changes):
+    """The context of a request whose noise is known."""
+    own = replace(context(token_ids, budget), params=SamplingParams(temperature=temperature), coupled=True, **changes)
+    return replace(own, target_key=partial(CounterRandomness(seed).key, purpose="target", node=-1))
+
+
+def noise_of(position, token):
+    return float(NOISE.exponentials(np.array([token]), position, "target")[0])
+
+
+@given(own=tokens, past=st.lists(tokens, max_size=2), mode=st.sampled_from(["path", "tree"]), budget=st.integers(1, 6),
+       temperature=st.sampled_from([0.0, 0.5, 1.0]))  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_a_tree_is_that_of_the_plain_twin(own, past, mode, budget, temperature):
     drafter = Blended(mode=mode, min_token_prob=0.0501)
     for number, output in enumerate(past):
         finish(drafter, output, str(number))
-    tree = propose(drafter, own, budget)
-    reached = slow_twin.check_tree(paths_of(tree), own, past, budget, 0.0501, mode == "tree")
+    [tree] = drafter.propose([sampled(own, budget, temperature)])
+    known = {"noise": noise_of, "temperature": temperature} if temperature else {}
+    reached = slow_twin.check_tree(paths_of(tree), own, past, budget, 0.0501, mode == "tree", **known)
     assert tree.chances == tuple(sorted(tree.chances, reverse=True))
     assert tree.chances == pytest.approx(Calibration()(np.array(reached)).tolist())
+
+
+def test_noise_that_is_known_decides_between_tokens_of_equal_chance():
+    """Both followers are as frequent; the target will draw the one whose noise is smaller if they are as probable."""
+    text, first = [1, 2, 7, 1, 3, 8, 1, 3, 9, 1, 2, 6, 1], []
+    for seed in range(40):
+        drafter = Blended(mode="path", max_cached_tokens=0)
+        [tree] = drafter.propose([sampled(text, 1, seed=seed)])
+        noise = CounterRandomness(seed).exponentials(np.array([2, 3]), len(text), "target")
+        first.append(tree.tokens == ((2, 3)[int(noise.argmin())],))
+    assert all(first)
+    [unknown] = Blended(mode="path").propose([replace(sampled(text, 1), target_key=None)])
+    [greedy] = Blended(mode="path").propose([sampled(text, 1, temperature=0.0)])
+    assert unknown.tokens == greedy.tokens == propose(Blended(mode="path"), text, 1).tokens
+
+
+def test_what_is_learnt_of_guesses_with_noise_is_kept_apart():
+    drafter = Blended()
+    text = [1, 2, 3] * 8
+    for _ in range(30):
+        [tree] = drafter.propose([sampled(text, 4)])
+        told = {"tokens": tree.tokens, "parents": tree.parents, "num_draft_tokens": len(tree)}
+        drafter.observe(RequestOutcome("r", (*text, 9), 1, **told))
+    [with_noise] = drafter.propose([sampled(text, 4)])
+    without, fresh = propose(drafter, text, 4), propose(Blended(), text, 4)
+    assert without.chances == fresh.chances
+    assert len(with_noise) and with_noise.chances[0] < 0.5 < without.chances[0]
 
 
 def test_the_request_itself_weighs_more_than_past_outputs_and_these_more_than_the_memory():

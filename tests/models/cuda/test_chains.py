@@ -196,7 +196,7 @@ def test_texts_are_the_cpus_with_a_draft_model_on_the_device(kind, monkeypatch):
     drafter, calls = DraftModel(model_of(), 64), []
     whole = drafter.runner.draft_chains
     monkeypatch.setattr(drafter.runner, "draft_chains", lambda *given: calls.append(given) or whole(*given))
-    assert drafter.traits.draws_at_once
+    assert drafter.traits.prefers_coupled
     found, engine = answers(target, PARAMS[kind], drafter)
     assert found == plain
     assert engine.metrics.spec_decode_num_draft_tokens > 20

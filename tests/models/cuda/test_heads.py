@@ -272,7 +272,7 @@ def texts(target, params, family=None, **options):
     found = {name: done.outputs[0].token_ids for name, done in run_to_end(engine).items()}
     if family is not None:
         assert engine.metrics.spec_decode_num_draft_tokens > 0
-        assert engine.drafter.traits.draws_at_once == ("tree" not in options and family in AT_ONCE)
+        assert engine.drafter.traits.prefers_coupled == ("tree" not in options and family in AT_ONCE)
     return found
 
 
