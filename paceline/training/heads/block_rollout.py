@@ -32,7 +32,7 @@ def rollout_blocks(net: Falcon, batch: Batch, num_steps: int) -> list[Tensor]:
     while len(outputs) < num_steps:
         own = _seen(drafted, size)
         mixed = attend(layer.self_attn.queries(block.flatten(0, 1), place.flatten()), rows, own, parts, size)
-        named = layer.leave(block.flatten(0, 1), mixed).view(len(anchors), size, -1)
+        named = layer.leave(block.flatten(0, 1), mixed).unflatten(0, (len(anchors), size))
         first = len(outputs)
         outputs += named.unbind(1)
         inner = []

@@ -11,9 +11,10 @@ from torch.nn import functional
 from paceline.training.heads.batches import make_batch
 from paceline.training.heads.losses import logits_of
 from paceline.training.heads.recipes import RECIPES, Recipe
+from paceline.training.heads.shards import TapStore
 from paceline.training.run.optimiser import Optimiser
 from paceline.training.run.trainee import Moment
-from tests.training.heads.tiny import VOCAB, tiny_store, tiny_target
+from tests.training.heads.tiny import TAPS, VOCAB, conversation, states_of, tiny_store, tiny_target
 
 STEPS, IDS = 3, np.arange(0, VOCAB, 2, dtype=np.int32)
 SHARED = [name for name, kind in RECIPES.items() if kind.step_loss is Recipe.step_loss and kind.loss is Recipe.loss]
@@ -68,6 +69,19 @@ def test_loss_and_step_are_written_out(tmp_path, name, done):
     expected.backward()
     for (label, mine), other in zip(recipe.net.named_parameters(), twin.net.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad, msg=label, atol=2e-5, rtol=2e-3)
+
+
+@pytest.mark.parametrize("length", [7, 5])
+@pytest.mark.parametrize("name", RECIPES)
+def test_texts_that_are_shorter_than_the_draft_have_a_loss(tmp_path, name, length):
+    """After a prompt of 4 tokens, 7 leave two anchors and no third step, 5 no anchor at all."""
+    recipe, store, target = made(name), TapStore(tmp_path, TAPS), tiny_target()
+    texts = [conversation(i, False, length=length) for i in range(2)]
+    store.add(texts, [states_of(one, target) for one in texts])
+    loss = recipe.loss(store, store.documents, Moment(0.8, 1.0, torch.Generator()))
+    assert torch.isfinite(loss)
+    loss.backward()
+    assert recipe.evaluate(store, store.documents).eal >= 1
 
 
 def test_there_are_such_recipes():

@@ -56,7 +56,7 @@ def attend(query: Tensor, rows: Keys, own: Keys | None, parts: Sequence[Part], r
         else:
             assert visible is not None
             mixed.append(_mix_both(query[these], seen, Keys(own.keys[these], own.values[these]), visible))
-    return torch.cat(mixed)
+    return torch.cat(mixed) if mixed else query.flatten(1).float()  # none, where no document has anchors
 
 
 def mix(query: Tensor, rows: Keys, visible: Tensor | None) -> Tensor:

@@ -58,9 +58,11 @@ class DSparkRecipe(Recipe):
         net, losses = cast(DSpark, self.net), []
         for step, (read, accepted) in enumerate(zip(reads, acceptance, strict=True)):
             kept = batch.labelled(step)
+            if not len(accepted):
+                break  # all texts are shorter than the draft
             logits = net.confidence(read.hidden.detach()[kept], batch.tokens(step)[kept])
             losses.append(functional.binary_cross_entropy_with_logits(logits.float(), accepted))
-        return torch.stack(losses).mean()
+        return torch.stack(losses).mean() if losses else None
 
     @staticmethod
     def _added(net: DSpark, tokens: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -94,4 +96,4 @@ def block_states(net: DSpark, batch: Batch, size: int) -> Tensor:
                for one in attention.keys_values(normed, place))  # type: ignore[union-attr, operator]  # fmt: skip
         mixed = attend(attention.queries(normed, place), rows, Keys(*own), parts, size)  # type: ignore[union-attr, operator]
         x = layer.leave(x, mixed)  # type: ignore[operator]
-    return net.norm(x).view(len(batch.anchors), size, -1)
+    return net.norm(x).unflatten(0, (len(batch.anchors), size))
