@@ -1,6 +1,5 @@
 """Prompts as commands take them: from a file or the command line, plain or in the model's chat template."""
 
-import json
 import sys
 from collections.abc import Iterable
 from io import TextIOWrapper
@@ -40,23 +39,23 @@ def argument_text(field: str, text: str) -> str:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The prompts of `path`: one per line, or in a .jsonl file the ``prompt`` (or the first of ``turns``) of each line.
+    """The prompts of `path`, as `evaluation.prompts.read_file`: one on each line.
 
     Raises:
-        InvalidParameter: the file cannot be read or has none, or a line is not as said.
+        InvalidParameter: as it, or the file has none.
     """
-    lines = [line.removesuffix("\r") for line in read_text("prompts", path).split("\n") if line.strip()]
-    if not lines:
+    from paceline.evaluation.prompts import read_file
+
+    found = [one.text for one in read_file(path)]
+    if not found:
         raise InvalidParameter("prompts", f"{path} is empty", "give at least one prompt")
-    if path.suffix != ".jsonl":
-        return lines
-    return [_prompt_of(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    return found
 
 
 def read_text(field: str, path: Path) -> str:
     """The text of the file given by the option `field`. Raises InvalidParameter if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidParameter(field, f"{path} cannot be read ({error})", "name a text file in UTF-8") from None
 
@@ -70,12 +69,3 @@ def read_standard_input() -> str:
     except UnicodeDecodeError as error:
         problem = f"standard input is not UTF-8 (byte {error.start} is {error.object[error.start]:#x})"
         raise InvalidParameter("prompt", problem, "convert it") from None
-
-
-def _prompt_of(line: str, place: str) -> str:
-    try:
-        record = json.loads(line)
-        return record["turns"][0] if "turns" in record else record["prompt"]
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        remedy = 'write {"prompt": ...} or {"turns": [...]} on each line'
-        raise InvalidParameter("prompts", f"{place} holds no prompt", remedy) from error

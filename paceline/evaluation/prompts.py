@@ -7,7 +7,7 @@ path and not shipped. For long contexts, a long text can be cut into prompts.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -62,7 +62,7 @@ def load_prompts(
     if source.startswith(_LONG):
         prompts = _stretches(source.removeprefix(_LONG), per_family or _STRETCHES)
     else:
-        prompts = list(_BUILTIN if source == BUILTIN else _of_file(*_layout(source), all_turns))
+        prompts = list(_BUILTIN) if source == BUILTIN else read_file(*_layout(source), all_turns)
     if not prompts:
         raise InvalidParameter("prompts", f"there is none in {source}", "write one a line, or a record for each")
     groups: dict[str, list[Prompt]] = defaultdict(list)
@@ -102,21 +102,28 @@ def _stretches(source: str, count: int) -> list[Prompt]:
 
 def _read(path: Path) -> str:
     try:
-        return path.expanduser().read_text(encoding="utf-8")
+        return path.expanduser().read_text(encoding="utf-8-sig")  # Windows' editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
         remedy = "name a .jsonl or .txt file in UTF-8, or builtin"
         raise InvalidParameter("prompts", f"{path} cannot be read ({error})", remedy) from None
 
 
-def _of_file(path: Path, merge_chat: bool, all_turns: bool) -> Iterable[Prompt]:
+def read_file(path: Path, merge_chat: bool = False, all_turns: bool = False) -> list[Prompt]:
+    """The prompts of a .jsonl file, a record on each line, or of a text, one on each line; in order.
+
+    Raises:
+        InvalidParameter: it cannot be read, or a line holds no prompt.
+    """
     lines = _read(path).split("\n")  # not splitlines: JSON strings may contain other line separators (U+2028)
+    if path.suffix == ".json":
+        raise InvalidParameter("prompts", f"{path} is one JSON value", "write a record on each line of a .jsonl file")
+    found: list[Prompt] = []
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        if path.suffix != ".jsonl":
-            yield Prompt(line)
-            continue
-        yield from _of_record(line, f"{path}, line {number}", merge_chat, all_turns)
+        if line.strip() and path.suffix != ".jsonl":
+            found.append(Prompt(line))
+        elif line.strip():
+            found += _of_record(line, f"{path}, line {number}", merge_chat, all_turns)
+    return found
 
 
 def _of_record(line: str, place: str, merge_chat: bool, all_turns: bool) -> list[Prompt]:
@@ -125,7 +132,10 @@ def _of_record(line: str, place: str, merge_chat: bool, all_turns: bool) -> list
         texts = _texts(record)
         family = str(record.get("category") or record.get("family") or UNNAMED)
         answer = next((record[name] for name in _ANSWERS if isinstance(record.get(name), str)), None)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        "".join([*texts, answer or ""]).encode()
+    except UnicodeEncodeError:
+        raise InvalidParameter("prompts", f"{place} holds half a surrogate pair", "give valid Unicode") from None
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         remedy = 'write {"prompt": ...}, {"turns": [...]} or {"messages": [...]} on each line'
         raise InvalidParameter("prompts", f"{place} holds no prompt", remedy) from None
     family = "conversation" if merge_chat and family in CHAT else family
@@ -138,12 +148,12 @@ def _of_record(line: str, place: str, merge_chat: bool, all_turns: bool) -> list
 def _texts(record: Mapping[str, Any]) -> list[str]:
     """The user messages of a record, in order."""
     if "turns" in record:
-        texts = list(record["turns"])
+        texts = record["turns"]
     elif "messages" in record:
         texts = [message["content"] for message in record["messages"] if message["role"] == "user"]
     else:
         texts = [record["prompt"] if "prompt" in record else record["text"]]
-    if not texts or not all(isinstance(text, str) and text for text in texts):
+    if not texts or not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
         raise ValueError
     return texts
 

@@ -44,8 +44,14 @@ def test_arguments_may_name_files(tmp_path):
     [
         ("empty.txt", b"\n", "is empty"),
         ("bytes.txt", b"\xff", "cannot be read"),
-        ("a.jsonl", b'{"prompt": "x"}\n{"text": "y"}', r"a\.jsonl, line 2 holds no prompt"),
+        ("a.jsonl", b'{"prompt": "x"}\n\n{"question": "y"}', r"a\.jsonl, line 3 holds no prompt"),
         ("b.jsonl", b'{"turns": []}', "line 1 holds no prompt"),
+        ("c.jsonl", b'{"turns": "not a list"}', "line 1 holds no prompt"),
+        ("d.jsonl", b'{"prompt": 5}', "line 1 holds no prompt"),
+        ("e.jsonl", b"[" * 100_000, "line 1 holds no prompt"),
+        ("f.jsonl", b'{"prompt": "\\ud800"}', "line 1 holds half a surrogate pair"),
+        ("g.jsonl", b'{"prompt": "x", "answer": "\\ud800"}', "line 1 holds half a surrogate pair"),
+        ("h.json", b'[{"prompt": "x"}]', r"h\.json is one JSON value; write a record on each line"),
     ],
 )
 def test_files_that_hold_no_prompts_are_refused(tmp_path, name, content, problem):
@@ -54,6 +60,21 @@ def test_files_that_hold_no_prompts_are_refused(tmp_path, name, content, problem
     with pytest.raises(InvalidParameter, match=problem) as refusal:
         read_prompts(path)
     assert refusal.value.field == "prompts"
+
+
+def test_all_records_of_measurements_are_read(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    chat = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "two"}]}
+    path.write_text("\n".join(map(json.dumps, [{"text": "one"}, chat])))
+    assert read_prompts(path) == ["one", "two"]
+
+
+@pytest.mark.parametrize(("name", "line"), [("a.txt", "one"), ("a.jsonl", '{"prompt": "one"}')])
+def test_a_mark_at_the_beginning_is_no_part_of_the_text(tmp_path, name, line):
+    path = tmp_path / name
+    path.write_text(line, encoding="utf-8-sig")
+    assert read_prompts(path) == ["one"]
+    assert read_text("texts", path) == line
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
