@@ -124,13 +124,20 @@ class TrainingRun:
 
 
 def _benchmark(path: Path) -> frozenset[tuple[str, ...]]:
-    """The n-grams of words of a text file, or of all strings in a JSON lines file. Raises InvalidParameter for none."""
+    """The n-grams of words of a text file, or of all strings of a .jsonl or .json file.
+
+    Raises:
+        InvalidParameter: the file cannot be read, or has no n-gram.
+    """
     from paceline.training.heads.conversations import NGRAM, ngrams_of
 
     text = read_text("exclude", path)
     try:
-        texts = list(_strings([json.loads(line) for line in text.splitlines() if line.strip()]))
-    except ValueError:
+        lines = [text] if path.suffix == ".json" else text.split("\n")  # not splitlines: strings may hold U+2028
+        texts = list(_strings([json.loads(line) for line in lines if line.strip()]))
+    except (ValueError, RecursionError):
+        if path.suffix in (".jsonl", ".json"):  # as a text its escapes would be words, and hide some n-grams
+            raise InvalidParameter("exclude", f"{path} is not JSON throughout", "mend it") from None
         texts = [text]
     found = ngrams_of(texts)
     if not found:

@@ -238,11 +238,13 @@ def test_a_first_stage_that_was_ended_goes_on_with_its_vocabulary(machine, tmp_p
     [
         ("wrapped.txt", "one two three four five six seven\neight nine ten eleven twelve thirteen fourteen"),
         ("lines.jsonl", '{"turns": ["one two three four five six seven\\neight nine ten eleven twelve thirteen"]}'),
+        ("separated.jsonl", '"u\u2028v"\n"one two three four five six\\nseven eight nine ten eleven twelve thirteen"'),
+        ("whole.json", '[\n"one two three four five six\\nseven eight nine ten eleven twelve thirteen"]'),
         ("deep.jsonl", '{"a": {"b": "one two three\\u0020four five six seven eight nine ten eleven twelve thirteen"}}'),
     ],
 )
 def test_a_benchmark_is_found_however_it_is_written(tmp_path, name, text):
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, encoding="utf-8")
     words = "one two three four five six seven eight nine ten eleven twelve thirteen"
     assert conversations.is_contaminated(f"so {words} it goes", set(benchmark_of(tmp_path / name)))
 
@@ -251,6 +253,13 @@ def test_a_benchmark_without_text_is_refused(tmp_path):
     (tmp_path / "short.txt").write_text("a few words")
     with pytest.raises(InvalidParameter, match=r"^exclude: .*no 13 words in a row"):
         benchmark_of(tmp_path / "short.txt")
+
+
+def test_a_benchmark_of_which_a_part_cannot_be_read_is_refused(tmp_path):
+    words = " ".join(map(str, range(20)))
+    (tmp_path / "cut.jsonl").write_text(f'"{words}"\n"{words}')
+    with pytest.raises(InvalidParameter, match=r"^exclude: .*cut\.jsonl is not JSON throughout"):
+        benchmark_of(tmp_path / "cut.jsonl")
 
 
 def test_ordinary_text_is_kept_clean_too(machine, tmp_path):
