@@ -111,8 +111,8 @@ def blamed_on(option: str, factor: float) -> Iterator[None]:
 
 def check_seed(seed: int) -> int:
     """Return `seed`. Raises InvalidParameter if it is invalid for random generators."""
-    if seed < 0:
-        raise InvalidParameter("seed", f"{seed}", "give 0 or more")
+    if not 0 <= seed < 2**64:
+        raise InvalidParameter("seed", f"{seed}", "give 0 or more, of 64 bits")
     return seed
 
 
