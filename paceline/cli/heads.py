@@ -23,6 +23,8 @@ app = typer.Typer(help="Look at draft heads, convert them, check them.", no_args
 _PROGRAMS = ("vllm", "sglang", "llama.cpp", "paceline")
 _SGLANG = {"eagle3": "sglang", "eagle": "eagle", "dflash": "dflash", "dspark": "dflash"}
 """Layout of files that SGLang reads, by family; vLLM reads this project's own."""
+_NEVER_IN_VLLM = ("hydra", "blockwise", "falcon")
+"""Families that no vLLM runs."""
 _READING = "Reading files that leave things open"
 
 Head = Annotated[str, typer.Argument(help="Name such as smollm2-135m/eagle3, folder, file, or hub id.")]
@@ -159,6 +161,9 @@ SmolLM2-135M-Instruct -o eagle3-vllm
     if to == "sglang" and record.config.family not in _SGLANG:
         problem = f"is sglang, for which no {record.config.family} heads are written"
         raise InvalidParameter("to", problem, f"use a head of a family of these: {', '.join(_SGLANG)}")
+    if to == "vllm" and record.config.family in _NEVER_IN_VLLM:
+        problem = f"is vllm, which runs no {record.config.family} heads"
+        raise InvalidParameter("to", problem, "draft with it here, or train eagle3")
     if one_norm:
         record = _with_one_norm(record, model)
     if to != "paceline" and model is None:

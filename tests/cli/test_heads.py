@@ -170,6 +170,9 @@ def test_what_convert_cannot_do_is_told(target: Path, tmp_path: Path) -> None:
     save_head(made_for(target, OURS["medusa"]), tmp_path / "medusa")
     other = refused(run("convert", tmp_path / "medusa", "-o", tmp_path / "out", "--to", "sglang", "-m", target))
     assert "no medusa heads" in str(other) and "dspark" in str(other)
+    save_head(made_for(target, THEIRS["blockwise"][0]), tmp_path / "blockwise")
+    other = refused(run("convert", tmp_path / "blockwise", "-o", tmp_path / "out", "--to", "vllm", "-m", target))
+    assert "runs no blockwise heads" in str(other) and not (tmp_path / "out").exists()
     assert refused(run(*common, "--to", "vllm")).field == "model"
     assert refused(run(*common, "--to", "vllm", "-m", target, "--dtype", "int8")).field == "dtype"
     assert refused(run("inspect", tmp_path / "head", "--taps", "sideways")).field == "taps"
