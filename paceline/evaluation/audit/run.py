@@ -65,8 +65,9 @@ class AuditPlan:
             raise InvalidParameter("checks", f"{unknown[0]!r} is unknown", f"use some of {', '.join(CHECKS)}")
         if not 0 < self.minutes < inf:
             raise InvalidParameter("minutes", f"{self.minutes} is not above 0", "give it some time")
-        if self.max_tokens < 1:
-            raise InvalidParameter("max_tokens", f"{self.max_tokens} is below 1", "answers need tokens to be compared")
+        if self.max_tokens < 2:
+            problem = f"{self.max_tokens} leaves nothing to draft: the first token comes with the prompt"
+            raise InvalidParameter("max_tokens", problem, "give at least 2")
         if not 0 < self.alpha < 1:
             raise InvalidParameter("alpha", f"{self.alpha} is not in (0, 1)", "1e-6 is usual")
         if self.detect is not None:

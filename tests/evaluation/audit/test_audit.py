@@ -184,7 +184,7 @@ def test_people_get_a_page_and_builds_an_exit_code(command):
     [(["--checks", "nope"], "checks"), (["--detect", "1.1"], "detect"), (["--minutes", "0"], "minutes"),
      (["--draft", "none", "-k", "1"], "num_draft_tokens"), (["--url", "http://127.0.0.1:9"], "plain_url"),
      (["--draft", "nope"], "drafter"), (["--minutes", "inf"], "minutes"), (["--alpha", "1"], "alpha"),
-     (["--max-tokens", "0"], "max_tokens"), (["--html", "/dev/null/x.html"], "html"), (["--ledger", "."], "ledger"),
+     (["--max-tokens", "1"], "max_tokens"), (["--html", "/dev/null/x.html"], "html"), (["--ledger", "."], "ledger"),
      (["--plain-url", "http://127.0.0.1:9"], "plain_url"), (["--prompts", "/no/such/file"], "prompts"),
      (["--detect", "lenience=1.01"], "detect"), (["--detect", "lenience=inf"], "detect"),
      (["--detect", "lenience=1.1", "--checks", "greedy"], "detect"),
