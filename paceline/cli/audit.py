@@ -117,6 +117,7 @@ def _local(model: str, drafting: Drafting, texts: list[str], machine: Machine, q
     from paceline.evaluation.audit.ledger import check_ledger, fingerprint, read_bets, write_bets
     from paceline.evaluation.audit.run import CHECKS, AuditPlan
     from paceline.evaluation.audit.run import audit as run
+    from paceline.evaluation.prompts import ids_of
 
     if question.plain_url is not None:
         raise InvalidParameter("plain_url", "is given without --url", "name the server that speculates with --url")
@@ -129,7 +130,7 @@ def _local(model: str, drafting: Drafting, texts: list[str], machine: Machine, q
     plain = o.load_llm(model, None, **machine.engine())
     spec = spec_of(plain)
     plan = replace(plan, speculative=spec)
-    ids = [plain.user_prompt(text, question.raw) for text in texts]
+    ids = ids_of(plain, texts, question.raw)
     key = fingerprint(plain.loaded.source.checkpoint.fingerprint, {"dtype": plain.dtype, "speculative": spec})
     bets = read_bets(ledger, key) if ledger else Bets()
     with progress_bars() as progress:

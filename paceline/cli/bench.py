@@ -15,6 +15,8 @@ from paceline.disk import check_placed_file
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.evaluation.bench.arms import Arm, Cell
     from paceline.evaluation.bench.record import BenchFile
     from paceline.evaluation.bench.run import Plan
@@ -214,7 +216,7 @@ def bench(
     for name, path in (("resume", files.resume), ("html", files.html), ("markdown", files.markdown)):
         if path is not None:
             check_placed_file(name, path)
-    arms, skipped, dtype = _arms(model, specs, compared, asked.raw, machine)
+    arms, skipped, dtype = _arms(model, specs, compared, asked.raw, machine, plan.cells)
     known = {"model": model, "dtype": dtype}
     for gate in gates:
         gate.check([arm.label for arm in arms], {cell.family for cell in plan.cells})
@@ -270,11 +272,17 @@ def _tell(tables: "list[Table]", more: dict[str, Any], failures: list[str], as_j
 
 
 def _arms(
-    model: str, specs: dict[str, dict[str, Any]], compared: Arms, raw: bool, machine: BenchMachine
-) -> tuple[list["Arm"], dict[str, str], str | None]:
-    """(all arms, label to error of those skipped, dtype of those on this machine)."""
+    model: str, specs: dict[str, dict[str, Any]], compared: Arms, raw: bool, machine: BenchMachine,
+    cells: "Sequence[Cell]",
+) -> tuple[list["Arm"], dict[str, str], str | None]:  # fmt: skip
+    """(all arms, label to error of those skipped, dtype of those on this machine).
+
+    Raises:
+        InvalidParameter: nothing can be compared, or the model cannot read a prompt of `cells`.
+    """
     from paceline.evaluation.bench.own_arms import AGAIN, PLAIN, own_arms, url_arms
     from paceline.evaluation.bench.server_arm import answers_from_a_cache
+    from paceline.evaluation.prompts import ids_of
 
     arms: list[Arm] = []
     skipped: dict[str, str] = {}
@@ -284,6 +292,7 @@ def _arms(
     if model != o.NONE:
         llm = o.load_llm(model, None, **machine.engine())
         dtype = llm.dtype
+        ids_of(llm, dict.fromkeys(text for cell in cells for text in cell.prompts), raw)  # refuses what is too long
         arms, skipped = own_arms(llm, specs, raw)
     for arm in servers:
         if answers_from_a_cache(arm.server, raw):

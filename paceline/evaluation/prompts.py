@@ -7,13 +7,16 @@ path and not shipped. For long contexts, a long text can be cut into prompts.
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from paceline.engine.llm import LLM
 
 CHAT = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
 """MT-Bench's categories, which Spec-Bench counts as one family."""
@@ -25,6 +28,8 @@ _LONG = "long:"
 _STRETCHES = 6
 """Default number of prompts cut from a long text, per length."""
 _ANSWERS = ("answer", "output", "response", "completion")
+_SHOWN = 40
+"""Characters that tell a prompt from others in an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,24 @@ def load_prompts(
         raise InvalidParameter("families", f"none of {list(families)} is in {source}", f"it has {known}")
     kept = [group[:per_family] for group in groups.values()]
     return [prompt for turn in zip_longest(*kept) for prompt in turn if prompt is not None]
+
+
+def ids_of(llm: "LLM", texts: Iterable[str], raw: bool = False) -> list[list[int]]:
+    """Token ids of each text, as a user's message or as it is when `raw`.
+
+    Raises:
+        InvalidParameter: the model cannot read one of them; the error shows its beginning.
+    """
+    found: list[list[int]] = []
+    for text in texts:
+        try:
+            found.append(llm.user_prompt(text, raw))
+        except InvalidParameter as error:
+            raise InvalidParameter("prompts", f"{text[:_SHOWN]!r}...: {error.problem}", error.remedy) from None
+        if len(found[-1]) >= llm.max_model_len:
+            problem = f"{text[:_SHOWN]!r}... has {len(found[-1])} tokens, the model reads {llm.max_model_len}"
+            raise InvalidParameter("prompts", problem, "shorten it, or leave it out")
+    return found
 
 
 def _layout(source: str) -> tuple[Path, bool]:

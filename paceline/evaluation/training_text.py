@@ -200,6 +200,7 @@ def _write(job: TextJob, loaded: LoadedModel, config: EngineConfig, store: TapSt
     if store.num_answer_tokens >= job.tokens:
         return True
     if job.prompts is not None:
+        _check_lengths(job.prompts, loaded.model.config.max_position_embeddings)
         _check_held_out(job.prompts, store)
     elif job.answers and not loaded.source.tokenizer.has_chat_template:
         have, wish = f"the answers have {store.num_answer_tokens}", "a model without chat template asks itself nothing"
@@ -209,6 +210,14 @@ def _write(job: TextJob, loaded: LoadedModel, config: EngineConfig, store: TapSt
     writer = HeadWriter(engine, loaded.source.tokenizer, store, job.prompts, set(job.benchmark), job.seed)
     limits = WritingLimits(job.tokens, job.seconds, job.answer_tokens)
     return writer.write(limits, lambda done, total: progress("text written", done, total))
+
+
+def _check_lengths(prompts: Sequence[Sequence[int]], longest: int) -> None:
+    """Raise InvalidParameter for a prompt that leaves no room for an answer, before anything is generated."""
+    for number, prompt in enumerate(prompts, 1):
+        if len(prompt) >= longest:
+            problem = f"number {number} has {len(prompt)} tokens, the model reads {longest}"
+            raise InvalidParameter("prompts", problem, "shorten it, or leave it out")
 
 
 def _check_held_out(prompts: Sequence[Sequence[int]], store: TapStore) -> None:

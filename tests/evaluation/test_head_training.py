@@ -346,6 +346,7 @@ def test_a_head_of_eagle_goes_on_with_chains_of_its_length(machine, tmp_path):
         (["medusa", "--served", "nowhere"], "--resume"), (["medusa", "-o", "{file}"], "output: "),
         (["medusa", "--work", "{file}"], "work: "), (["medusa", "--prompts", "{file}"], "none of them would be held"),
         (["medusa", "--answers", "{odd}"], "answers: .*line 2 holds no prompt"),
+        (["medusa", "--prompts", "{long}"], "prompts: number 2 has .* tokens, the model reads"),
         (["medusa", "--text", "{file}"], "text: has 10 tokens, .*give a longer text"),
     ],
 )  # fmt: skip
@@ -353,7 +354,8 @@ def test_bad_wishes_are_refused_before_anything_is_written(machine, tmp_path, wi
     monkeypatch.setattr(conversations, "HELD_OUT_SHARE", 40)
     (tmp_path / "file").write_text("one prompt")
     (tmp_path / "odd.jsonl").write_text('{"prompt": "a", "answer": "b"}\n[3]\n')
-    places = {"file": tmp_path / "file", "odd": tmp_path / "odd.jsonl"}
+    (tmp_path / "long").write_text("short\n" + "so long " * 9000)
+    places = {"file": tmp_path / "file", "odd": tmp_path / "odd.jsonl", "long": tmp_path / "long"}
     options = [str(one).format(**places) for one in wishes[1:]]
     common = ["--work", tmp_path / "work", "-o", tmp_path / "head", "--tokens", 10, "--threads", 1, *options]
     found = run(wishes[0], *common)

@@ -8,7 +8,7 @@ from paceline.engine.score import score
 from paceline.errors import InvalidParameter
 from paceline.evaluation.advise.replay import Text
 from paceline.evaluation.own_text import is_drawn, is_greedy
-from paceline.evaluation.prompts import Prompt
+from paceline.evaluation.prompts import Prompt, ids_of
 from paceline.types import NamedProgress, SamplingParams
 
 _BATCH = 8
@@ -31,11 +31,11 @@ def texts_of(
     texts: list[Text | None] = []
     waiting: list[int] = []
     num_foreign = 0
-    for number, prompt in enumerate(prompts):
+    asked = ids_of(llm, (prompt.text for prompt in prompts), raw)
+    for number, (prompt, ids) in enumerate(zip(prompts, asked, strict=True)):
         progress("reading the log", number, len(prompts))
-        ids = tuple(llm.user_prompt(prompt.text, raw))
         said = () if prompt.answer is None else tuple(llm.tokenizer.encode(prompt.answer, add_special_tokens=False))
-        text = Text(ids, said[: params.max_tokens], len(said) >= params.max_tokens, prompt.family)
+        text = Text(tuple(ids), said[: params.max_tokens], len(said) >= params.max_tokens, prompt.family)
         is_own = bool(said) and is_on_policy(llm, text, params)
         num_foreign += bool(said) and not is_own
         texts.append(text)
@@ -46,8 +46,8 @@ def texts_of(
         progress("answering", start, len(waiting))
         some = waiting[start : start + _BATCH]
         seeds = [None if params.is_greedy else number for number in some]
-        asked = [replace(params, seed=seed) for seed in seeds]
-        outputs = llm.generate([list(_known(texts, number).prompt) for number in some], asked)
+        settings = [replace(params, seed=seed) for seed in seeds]
+        outputs = llm.generate([list(_known(texts, number).prompt) for number in some], settings)
         for number, seed, output in zip(some, seeds, outputs, strict=True):
             is_cut = output.finish_reason == "length"
             texts[number] = Text(output.prompt_token_ids, output.token_ids, is_cut, prompts[number].family, seed)

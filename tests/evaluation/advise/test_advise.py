@@ -264,5 +264,13 @@ def test_bad_input_names_its_field_before_a_model_is_loaded(command, monkeypatch
     assert result.exception.field == field
 
 
+def test_a_prompt_that_the_model_cannot_read_is_named_before_any_is_answered(command, monkeypatch, tmp_path):
+    monkeypatch.setattr(LLM, "generate", lambda *_, **__: pytest.fail("answered first"))
+    (tmp_path / "long.txt").write_text("short\nso long" + " x" * 9000)
+    result = command("--traffic", str(tmp_path / "long.txt"), "--candidates", "ngram")
+    assert isinstance(result.exception, InvalidParameter)
+    assert str(result.exception).startswith("prompts: 'so long x x")
+
+
 def test_it_explains_itself():
     assert "Examples" in CliRunner().invoke(app, ["advise", "--help"]).stdout

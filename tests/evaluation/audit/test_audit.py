@@ -179,6 +179,13 @@ def test_people_get_a_page_and_builds_an_exit_code(command):
     assert command("--checks", "rows,law", "--detect", "lenience=1.02", "--alpha", "1e-9").exit_code == 3
 
 
+def test_a_prompt_that_the_model_cannot_read_is_named_before_the_audit(command, tmp_path):
+    (tmp_path / "prompts.txt").write_text("short\nso long" + " x" * 9000)
+    result = command("--prompts", str(tmp_path / "prompts.txt"))
+    assert isinstance(result.exception, InvalidParameter)
+    assert str(result.exception).startswith("prompts: 'so long x x")
+
+
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [(["--checks", "nope"], "checks"), (["--detect", "1.1"], "detect"), (["--minutes", "0"], "minutes"),

@@ -278,6 +278,15 @@ def test_prompts_without_a_category_are_a_family_and_the_total_is_none(command, 
     assert command("--drafts", "ngram", "--families", "all", "--json").exit_code == 0
 
 
+def test_a_prompt_that_the_model_cannot_read_is_named_before_any_is_answered(command, tmp_path):
+    file = tmp_path / "run.jsonl"
+    with (tmp_path / "prompts.jsonl").open("a") as prompts:
+        prompts.write(json.dumps({"prompt": "so long" + " x" * 9000, "category": "a"}))
+    result = command("--drafts", "ngram", "-o", str(file))
+    assert isinstance(result.exception, InvalidParameter) and not file.exists()
+    assert re.search(r"^prompts: 'so long x x.* tokens", str(result.exception))
+
+
 def test_stretches_of_a_text_are_prompts(tmp_path):
     path = tmp_path / "novel.txt"
     path.write_text("abcdefghijkl")
