@@ -65,6 +65,8 @@ def _leak(share: float) -> Emitted:
 def _soft_top(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """The draft's most probable token is proposed, but verified by p/q as if it had been drawn."""
     best = int(np.argmax(q))
+    if not q[best] > 0:  # what the draft proposes cannot be said
+        return p
     accepted = np.zeros_like(p)
     accepted[best] = min(1.0, p[best] / q[best])
     return recovered(accepted, np.maximum(p - q, 0))

@@ -91,6 +91,16 @@ def test_lenient_rivals_are_the_laws_that_lenient_rules_emit():
         assert [ratios(p, q, token)[number] * p.prob(token) for token in range(6)] == pytest.approx(law.tolist())
 
 
+def test_a_draft_that_cannot_be_said_changes_no_rival_that_reads_drafts():
+    """As where top_p leaves out the token that a lookup proposes: every rule refuses it, and p is what remains."""
+    p, q = Law(np.array([1, 4, 7]), np.array([0.5, 0.3, 0.2])), Law.one_hot(2)
+    with np.errstate(all="raise"):
+        gains = [ratios(p, q, token) for token in (1, 4, 7)]
+    for rival, *found in zip(RIVALS, *gains, strict=True):
+        if rival.reads_draft:
+            np.testing.assert_allclose(found, 1, err_msg=rival.name)
+
+
 def test_an_impossible_token_is_a_fault_at_once():
     bets = Bets()
     bets.feed(Law.one_hot(3), None, 4)
