@@ -34,6 +34,8 @@ _INT4, _WIDENED = "INT4", "F32"
 """Storage that 4-bit layers report: blocks, or float32 where their groups are not contiguous."""
 _LENGTH_BYTES = 8
 _LONGEST_NAME, _LONGEST_TYPE = 255, 16
+_OF_HEADS = frozenset({"paceline", "speculators_model_type"})
+"""Keys of ``config.json`` that only draft heads have."""
 _LARGEST_HEADER = 100_000_000
 """The format's own limit."""
 
@@ -61,6 +63,9 @@ class SafetensorsCheckpoint:
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
         values = _config_values(self._folder)
+        if _OF_HEADS & values.keys():
+            remedy = "draft with it, as --draft-model beside --draft head"
+            raise UnsupportedModel(f"{folder}: is a draft head and not a model; {remedy}")
         self._config, self._int4 = ModelConfig.from_hf(values), scheme_of(values)
         weight_map = _weight_map(self._folder)
         self._files = _weight_files(self._folder, weight_map)

@@ -42,6 +42,14 @@ def test_shards(tiny_models, tmp_path):
         np.testing.assert_array_equal(ours.tensor(name), values.numpy())
 
 
+@pytest.mark.parametrize("key", ["paceline", "speculators_model_type"])
+def test_a_draft_head_is_no_model(folder, key):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: {}}))
+    with pytest.raises(UnsupportedModel, match=r"is a draft head and not a model; draft with it, as --draft-model"):
+        SafetensorsCheckpoint(folder)
+
+
 def test_a_checkpoint_of_the_bare_model_lacks_the_prefix(tiny_models, folder):
     bare = {name.removeprefix("model."): values for name, values in states(tiny_models["llama"][1]).items()}
     save_file(bare, folder / "model.safetensors")
