@@ -13,6 +13,9 @@ from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.messages import plain_messages
 
 _LONGEST_DATE = 1000
+_ABSENT = {"tools": None, "documents": None}
+"""Names that transformers always passes, so that templates may ask whether they are none without asking whether they
+are defined."""
 
 
 class ChatTemplate:
@@ -62,7 +65,7 @@ class ChatTemplate:
 
         known = {"messages": plain_messages(messages), "add_generation_prompt": add_generation_prompt}
         try:
-            return render_bounded(self._template, {**(variables or {}), **known, **self._variables})
+            return render_bounded(self._template, {**_ABSENT, **(variables or {}), **known, **self._variables})
         except (TemplateError, TypeError) as error:
             refused = not isinstance(error, TemplateTooLarge)
             remedy = "use the roles it knows" if refused else "give the prompt as plain text"

@@ -51,12 +51,14 @@ class Tokenizer:
         backend: the `tokenizers` pipeline; its decoder is not used.
         scheme: how token names spell bytes.
         bos_token, eos_token: text of the tokens; None where the model has none.
+        further_tokens: texts of other special tokens by the names that chat templates have for them (``pad_token``).
         chat_template: the template's source; None where the model has none.
         strips_space: whether decoding a whole sequence removes one leading space, which encoding had added.
     """
 
     def __init__(self, backend: Backend, scheme: Scheme, *, bos_token: str | None = None, eos_token: str | None = None,
-                 chat_template: str | None = None, strips_space: bool = False) -> None:  # fmt: skip
+                 further_tokens: Mapping[str, str] | None = None, chat_template: str | None = None,
+                 strips_space: bool = False) -> None:  # fmt: skip
         self._backend = backend
         self._scheme: Scheme = scheme
         self._strips_space = strips_space
@@ -68,7 +70,11 @@ class Tokenizer:
         eos_id = None if eos_token is None else backend.token_to_id(eos_token)
         self.eos_token_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
         self._template_source = chat_template
-        self._template_variables = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+        self._template_variables = {
+            "bos_token": bos_token or "",
+            "eos_token": eos_token or "",
+            **(further_tokens or {}),
+        }
         self._template: ChatTemplate | None = None
 
     @classmethod

@@ -17,6 +17,8 @@ from paceline.models.tokenizer import Scheme, Tokenizer
 
 _DEEPEST = 8
 """Deepest nesting of decoders."""
+_FURTHER_TOKENS = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Special tokens besides the first and the last that chat templates may name."""
 
 
 def tokenizer_from_folder(folder: Path) -> Tokenizer:
@@ -46,6 +48,7 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
         _scheme(decoders, path),
         bos_token=_token_text(fields, "bos_token"),
         eos_token=_token_text(fields, "eos_token"),
+        further_tokens={name: text for name in _FURTHER_TOKENS if (text := _token_text(fields, name))},
         chat_template=_chat_template(folder, fields),
         strips_space=any(_strips_space(step) for step in decoders),
     )

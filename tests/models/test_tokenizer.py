@@ -231,6 +231,17 @@ def test_what_templates_rely_on():
     assert with_template("{{ strftime_now('%Y') }}").apply_chat_template(MESSAGES).isdigit()
 
 
+def test_what_transformers_always_passes_is_there(tmp_path):
+    source = (
+        "{{ tools is defined }} {% if tools is not none or documents is not none %}with them {% endif %}"
+        "{{ pad_token }}{{ unk_token }}"
+    )
+    folder = save_folder(tmp_path, sentencepiece_backend(), {"pad_token": "</s>", "chat_template": source})
+    tokenizer = tokenizer_from_folder(folder)
+    assert tokenizer.apply_chat_template(MESSAGES) == "True </s>"
+    assert tokenizer.apply_chat_template(MESSAGES, variables={"tools": []}) == "True with them </s>"
+
+
 @pytest.mark.parametrize(
     ("source", "messages", "named"),
     [
