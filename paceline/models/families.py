@@ -215,7 +215,6 @@ _GEMMA_DEFAULTS = {
     "sliding_window": 4096, "num_attention_heads": 8, "num_key_value_heads": 4,
 }  # fmt: skip
 _QWEN = {"max_window_layers": 28}
-_QWEN3 = {**_QWEN, "head_dim": 128}
 _GEMMA_KEYS = {"hidden_act": "hidden_activation"}
 
 FAMILIES: Mapping[str, Family] = {
@@ -234,9 +233,9 @@ FAMILIES: Mapping[str, Family] = {
         Family("qwen2_moe", "qwen2moe", "qwen2 with experts, one of them shared", window="listed", window_asked=True,
                defaults={**_QWEN, "shared_expert_intermediate_size": 5632},
                parts=_biased_queries),
-        Family("qwen3", "qwen3", "norms of queries and keys per head", defaults=_QWEN3, window="typed",
-               window_asked=True, parts=_head_norms, gguf_parts=_head_norms),
-        Family("qwen3_moe", "qwen3moe", "qwen3 with experts", defaults=_QWEN3, window="all", window_asked=True,
+        Family("qwen3", "qwen3", "norms of queries and keys per head", defaults={**_QWEN, "head_dim": 128},
+               window="typed", window_asked=True, parts=_head_norms, gguf_parts=_head_norms),
+        Family("qwen3_moe", "qwen3moe", "qwen3 with experts", window="all", window_asked=True,
                parts=_head_norms, gguf_parts=_head_norms),
         Family(
             "gemma", "gemma", "norm weights less one, scaled embeddings, gelu in the gate",

@@ -45,6 +45,7 @@ def test_families_differ_where_they_should():
 
     assert family("qwen2").attention_bias and not family("qwen2").attention_out_bias
     assert family("qwen3").qk_norm and family("qwen3").head_dim == 128
+    assert ModelConfig.from_hf(MIXTURE | {"model_type": "qwen3_moe"}).head_dim == 8
     gpt2 = ModelConfig.from_hf(GPT2)
     assert (gpt2.norm, gpt2.mlp, gpt2.position_embedding) == ("layer", "gelu_tanh", "learned")
     assert gpt2.intermediate_size == 4 * 64 and gpt2.tie_word_embeddings
