@@ -157,6 +157,12 @@ def _olmo2(fields: Fields) -> dict[str, Any]:
     return {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_over": "all"}
 
 
+def _olmo2_gguf(fields: Fields) -> dict[str, Any]:
+    """OLMo 2. The same architecture with windows is OLMo 3, which has positions of their own in these layers."""
+    fields.expect("attention.sliding_window", 0)
+    return _olmo2(fields)
+
+
 def _granite(fields: Fields) -> dict[str, Any]:
     return {
         "embedding_scale": fields.number("embedding_multiplier", 1.0),
@@ -272,7 +278,7 @@ FAMILIES: Mapping[str, Family] = {
                gguf_parts=_smollm3_gguf),
         Family("olmo2", "olmo2", "norms after attention and feed-forward, none before; one norm over all queries and "
                "one over all keys", names={k: v for k, v in _POST_NORMS.items() if "out_norm" in k}, parts=_olmo2,
-               gguf_parts=_olmo2),
+               gguf_parts=_olmo2_gguf),
         Family("granite", "granite", "embeddings, residuals, attention and logits multiplied", pairs=True,
                parts=_granite, gguf_parts=_granite_gguf),
         Family(

@@ -242,6 +242,13 @@ def test_what_a_gguf_file_cannot_ask_for(change, factors, named):
         ModelConfig.from_gguf(GGUF | change, GGUF_SHAPES, factors)
 
 
+def test_olmo3_is_not_taken_for_olmo2():
+    pairs = {key.replace("llama", "olmo2"): "olmo2" if value == "llama" else value for key, value in GGUF.items()}
+    assert ModelConfig.from_gguf(pairs, GGUF_SHAPES).windows == ()
+    with pytest.raises(UnsupportedModel, match=r"attention\.sliding_window: 100 is not implemented"):
+        ModelConfig.from_gguf(pairs | {"olmo2.attention.sliding_window": 100}, GGUF_SHAPES)
+
+
 def test_every_supported_type_can_be_read():
     for name in SUPPORTED_MODEL_TYPES:
         act = {"hidden_act": "gelu_pytorch_tanh" if name.startswith("gemma") else "silu"}
