@@ -182,13 +182,13 @@ def _from_hf(family: Family, values: Mapping[str, Any]) -> ModelConfig:
         "norm_eps": fields.number(eps), "max_position_embeddings": longest,
         "tie_word_embeddings": fields.flag("tie_word_embeddings", False), "attention_bias": bias,
         "attention_out_bias": bias, "mlp_bias": fields.flag("mlp_bias", False), "experts": experts,
-        "windows": _windows_from_hf(family, fields, layers, longest),
         "bos_token_id": _token("bos_token_id", fields.optional_whole("bos_token_id"), None),
         "eos_token_ids": _eos_ids(fields, vocab_size),
     }  # fmt: skip
     own |= family.parts(fields)
     if own.get("position_embedding") != "learned":
         own |= rope_from_hf(fields, head_dim, longest)
+    own["windows"] = _windows_from_hf(family, fields, layers, own["max_position_embeddings"])
     if own.get("rotary_dim") and not family.turns_part:
         raise refuse("partial_rotary_factor", f"{family.model_type} turns whole heads")
     return ModelConfig(**own)
@@ -265,12 +265,12 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
         "max_position_embeddings": longest, "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": "blk.0.attn_q.bias" in shapes or "blk.0.attn_qkv.bias" in shapes,
         "attention_out_bias": "blk.0.attn_output.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes,
-        "windows": _windows_from_gguf(family, own, layers, longest),
         "experts": experts,
     }  # fmt: skip
     fields |= family.gguf_parts(own) | _gguf_tokens(metadata, vocab_size)
     if fields.get("position_embedding") != "learned":
         fields |= rope_from_gguf(own, head_dim, longest, rope_factors)
+    fields["windows"] = _windows_from_gguf(family, own, layers, fields["max_position_embeddings"])
     if family.pairs and fields.get("rotary_dim"):
         raise refuse("rope.dimension_count", f"{fields['rotary_dim']} of {head_dim} is not implemented")
     return ModelConfig(**fields)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.models.fields import Fields, refuse, shown
+from paceline.models.fields import LARGEST, Fields, refuse, shown
 
 DEFAULT_THETA = 10000.0
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -90,7 +90,7 @@ def rope_from_gguf(own: Fields, head_dim: int, longest: int, factors: tuple[floa
     if kind == "yarn":
         if factors is not None:
             raise refuse("rope_freqs.weight", "divisors beside YaRN are not implemented")
-        return out | _yarn_from_gguf(own, factor, original, theta, dim)
+        return out | _yarn_from_gguf(own, factor, original, theta, dim, longest)
     if kind == "longrope" or "rope.scaling.attn_factor" in own:
         out["rope_factor"] = own.number("rope.scaling.attn_factor", 1.0)
         out["max_position_embeddings"] = min(longest, original)
@@ -99,14 +99,15 @@ def rope_from_gguf(own: Fields, head_dim: int, longest: int, factors: tuple[floa
     return out | ({"rope_inv_freq_scale": (1.0 / factor,) * (dim // 2)} if factor != 1.0 else {})
 
 
-def _yarn_from_gguf(own: Fields, factor: float, original: int, theta: float, dim: int) -> dict[str, Any]:
+def _yarn_from_gguf(own: Fields, factor: float, original: int, theta: float, dim: int,
+                    longest: int) -> dict[str, Any]:  # fmt: skip
     """YaRN as llama.cpp reads it; ``attn_factor`` and ``yarn_log_multiplier`` change the attention factor."""
     prefix = "rope.scaling."
     named = {"beta_fast": f"{prefix}yarn_beta_fast", "beta_slow": f"{prefix}yarn_beta_slow"}
     asked = {ours: own.number(theirs, above=_LEAST) for ours, theirs in named.items() if theirs in own}
     yarn = {"factor": factor, "original_max_position_embeddings": original, **asked}
     own.expect(f"{prefix}yarn_ext_factor", 1.0)
-    found, total = _yarn(Fields(yarn), theta, dim, original), f"{prefix}yarn_attn_factor"
+    found, total = _yarn(Fields(yarn), theta, dim, longest), f"{prefix}yarn_attn_factor"
     growth = _growth(factor, 1.0) / _growth(factor, own.number(f"{prefix}yarn_log_multiplier", 0.0, above=-1.0))
     if total in own and abs(own.number(total) - growth) > _GROWTH_ROUNDING * growth:
         raise refuse(total, f"{own.number(total):g} is not the growth of {growth:g} that llama.cpp has")
@@ -133,7 +134,8 @@ def _llama3_scale(scaling: Fields, inv_freq: np.ndarray) -> tuple[float, ...]:
 def _yarn(scaling: Fields, theta: float, dim: int, longest: int) -> dict[str, Any]:
     """YaRN, sections 3.2 and 3.4: high frequencies stay, low ones are divided by `factor`, those between interpolated.
 
-    Sines and cosines are multiplied by the attention factor, 0.1 ln(factor) + 1 by default.
+    Sines and cosines are multiplied by the attention factor, 0.1 ln(factor) + 1 by default. The context is the original
+    one times `factor`, which the file may state in place of it (`longest`).
     """
     factor = scaling.number("factor", above=_LEAST)
     original = scaling.number("original_max_position_embeddings", longest, above=_LEAST)
@@ -147,7 +149,9 @@ def _yarn(scaling: Fields, theta: float, dim: int, longest: int) -> dict[str, An
     growth = _growth(factor, 1.0)
     if "mscale" in scaling and "mscale_all_dim" in scaling:
         growth = _growth(factor, scaling.number("mscale")) / _growth(factor, scaling.number("mscale_all_dim"))
-    return {"rope_inv_freq_scale": scale, "rope_factor": scaling.number("attention_factor", growth)}
+    context = max(longest, int(min(original * factor, LARGEST)))
+    return {"rope_inv_freq_scale": scale, "rope_factor": scaling.number("attention_factor", growth),
+            "max_position_embeddings": context}  # fmt: skip
 
 
 def _growth(factor: float, scale: float) -> float:

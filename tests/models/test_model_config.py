@@ -137,6 +137,17 @@ def test_yarn_in_gguf_means_what_llama_cpp_makes_of_it():
     assert both({"yarn_attn_factor": round(growth, 4)}, {})[0] == pytest.approx(growth)
 
 
+def test_yarn_reaches_its_factor_times_the_original_context():
+    """Qwen's instructions add it to a file that goes on stating the original context."""
+    asked = {"rope_scaling": YARN | {"original_max_position_embeddings": 512}}
+    config = ModelConfig.from_hf(LLAMA | asked | {"model_type": "mistral", "sliding_window": 512})
+    assert (config.max_position_embeddings, config.windows) == (2048, (512,) * 3)
+    assert ModelConfig.from_hf(LLAMA | {"rope_scaling": YARN}).max_position_embeddings == 512
+    pairs = {"type": "yarn", "factor": 4.0, "original_context_length": 512}
+    named = {f"llama.rope.scaling.{name}": value for name, value in pairs.items()}
+    assert ModelConfig.from_gguf(GGUF | named, GGUF_SHAPES).max_position_embeddings == 2048
+
+
 def test_the_language_model_of_a_model_of_text_and_images():
     whole = {"model_type": "gemma3", "eos_token_id": [1, 5], "text_config": {
         "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}}  # fmt: skip
