@@ -114,7 +114,8 @@ class ModelConfig:
         inner = values.get("text_config")
         if isinstance(inner, Mapping) and inner.get("model_type") in FAMILIES:  # the language model of a multimodal one
             ids = {name: values[name] for name in ("bos_token_id", "eos_token_id") if values.get(name) is not None}
-            values = {**inner, **ids}
+            tied = {"tie_word_embeddings": True} if values.get("tie_word_embeddings") is True else {}
+            values = {**inner, **ids, **tied}
         model_type = values.get("model_type")
         if not isinstance(model_type, str) or model_type not in FAMILIES:
             raise unknown_architecture("model_type", model_type)

@@ -50,6 +50,10 @@ class _Entry:
     storage: str
     shape: tuple[int, ...]
 
+    def stored(self) -> np.ndarray:
+        """The bytes."""
+        return np.frombuffer(self.data, np.uint8, self.num_bytes, self.start)
+
 
 class SafetensorsCheckpoint:
     """Weights of the model in `folder`.
@@ -72,6 +76,8 @@ class SafetensorsCheckpoint:
         entries = _read_headers(self._files, weight_map)
         self._entries = _with_prefix(entries, base_prefix(self._config))
         check_depth(self._config, len(entries), self._folder)
+        if self._config.tie_word_embeddings and self._has_own_head():
+            self._config = replace(self._config, tie_word_embeddings=False)
         found = {name: e.shape for name, e in self._entries.items()}
         shapes = found | self._int4_shapes()
         self._sources = check_complete(transformers_sources(self._config), shapes, self._folder)
@@ -141,6 +147,15 @@ class SafetensorsCheckpoint:
         if name not in self._sources:
             raise CorruptWeights(f"{self._folder}: has no tensor {name}; the model has {len(self._sources)} others")
         return self._sources[name]
+
+    def _has_own_head(self) -> bool:
+        """Whether a whole output head is stored that is not the embeddings; transformers uses it, whatever is said."""
+        sources = transformers_sources(self._config)
+        shared = next(source for name, source in sources if name == "model.embed_tokens.weight")
+        head, embeddings = self._entries.get("lm_head.weight"), self._entries.get(shared.name)
+        if head is None or embeddings is None or head.shape != embeddings.shape:
+            return False
+        return not np.array_equal(head.stored(), embeddings.stored())
 
     def _floats(self, name: str) -> np.ndarray:
         entry = self._entry(name)

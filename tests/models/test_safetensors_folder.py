@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
 from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
 from paceline.models.safetensors_folder import SafetensorsCheckpoint
@@ -55,6 +56,18 @@ def test_a_checkpoint_of_the_bare_model_lacks_the_prefix(tiny_models, folder):
     save_file(bare, folder / "model.safetensors")
     ours = SafetensorsCheckpoint(folder).tensor("model.norm.weight")
     np.testing.assert_array_equal(ours, bare["norm.weight"].numpy())
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_a_stored_head_counts_unless_it_is_the_embeddings(tiny_models, folder, shift):
+    stored = states(tiny_models["llama"][1])
+    stored["lm_head.weight"] = stored["model.embed_tokens.weight"] + shift
+    save_file(stored, folder / "model.safetensors")
+    ours = SafetensorsCheckpoint(folder)
+    assert ours.config.tie_word_embeddings == ("lm_head.weight" not in ours.names()) == (shift == 0)
+    theirs = AutoModelForCausalLM.from_pretrained(folder).lm_head.weight.detach().numpy()
+    head = "model.embed_tokens.weight" if ours.config.tie_word_embeddings else "lm_head.weight"
+    np.testing.assert_array_equal(ours.tensor(head), theirs)
 
 
 def test_generation_config_knows_all_end_ids(folder):
