@@ -25,6 +25,11 @@ SUPPORTED_MODEL_TYPES = tuple(FAMILIES)
 
 _SLIDING = "sliding_attention"
 _MOST_EOS = 64
+_ENDS = frozenset(
+    ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
+)
+"""Tokens that end a turn or a text in every vocabulary that has them, as in llama.cpp. Many GGUF files name only one
+end token; Gemma's name that of a text, which no answer of a chat reaches."""
 _WIDEST_HEAD = 1 << 16
 """Largest head dimension; bounds the rotary tables, which are made before weights are read. Models have up to 256."""
 
@@ -278,11 +283,12 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
 
 
 def _gguf_tokens(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """`bos_token_id`, and `eos_token_ids` with the end-of-turn token where it differs."""
+    """`bos_token_id`, and `eos_token_ids`: those that the file names, then the others of `_ENDS`."""
     fields, prefix = Fields(metadata), "tokenizer.ggml."
     bos = fields.optional_whole(f"{prefix}bos_token_id")
-    ids = [fields.optional_whole(f"{prefix}{name}_token_id") for name in ("eos", "eot")]
-    tokens = metadata.get(f"{prefix}tokens")
-    known = max(vocab_size, len(tokens) if isinstance(tokens, list) else 0)
-    ends = (_token(f"{prefix}eos_token_id", i, known) for i in ids if i is not None)
-    return {"bos_token_id": bos, "eos_token_ids": tuple(dict.fromkeys(i for i in ends if i is not None))}
+    ids = [fields.optional_whole(f"{prefix}{name}_token_id") for name in ("eos", "eot", "eom")]
+    listed = metadata.get(f"{prefix}tokens")
+    tokens = listed if isinstance(listed, list) else []
+    named = [_token(f"{prefix}eos_token_id", i, max(vocab_size, len(tokens))) for i in ids if i is not None]
+    others = [i for i, token in enumerate(tokens) if isinstance(token, str) and token in _ENDS]
+    return {"bos_token_id": bos, "eos_token_ids": tuple(dict.fromkeys([*named, *others]))}

@@ -63,6 +63,8 @@ def test_a_list_of_end_ids_is_kept():
     assert ModelConfig.from_hf(LLAMA | {"eos_token_id": [7, 9]}).eos_token_ids == (7, 9)
     ends = {"tokenizer.ggml.eos_token_id": 7, "tokenizer.ggml.eot_token_id": 9}
     assert ModelConfig.from_gguf(GGUF | ends, GGUF_SHAPES).eos_token_ids == (7, 9)
+    gemma = {"tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.tokens": ["<pad>", "<eos>", "<end_of_turn>", "a"]}
+    assert ModelConfig.from_gguf(GGUF | gemma, GGUF_SHAPES).eos_token_ids == (1, 2)
 
 
 @pytest.mark.parametrize(
