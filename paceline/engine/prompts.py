@@ -95,7 +95,8 @@ class Prompts:
         if size > self.max_model_len and size > self.max_model_len * self.tokenizer.longest_token:
             longest = f"this model's maximum context length is {self.max_model_len} tokens"
             problem = f"the prompt is too long: {size} bytes, and {longest}"
-            raise PromptTooLong("prompt", problem, "shorten it, or take a model with a longer context")
+            remedy = "shorten it, or raise max_model_len or kv_cache_memory_bytes if the model's context is longer"
+            raise PromptTooLong("prompt", problem, remedy)
 
 
 def _is_bool(value: object) -> bool:

@@ -90,16 +90,18 @@ class Scheduler:
             InvalidParameter: its id is in use, its prompt is too long for the model, or it cannot fit in the pool even
                 alone.
         """
-        longest = self.config.max_model_len
+        longest, slots = self.config.max_model_len, self.pool.num_pages * self.pool.page_size
         if request.request_id in self._requests:
             raise InvalidParameter("request_id", f"{request.request_id!r} is in use", "give every request its own id")
         if request.num_prompt_tokens >= longest:
             size = f"{request.num_prompt_tokens} tokens"
             problem = f"the prompt is too long: {size}, and this model's maximum context length is {longest} tokens"
-            raise PromptTooLong("prompt_token_ids", problem, f"shorten it to at most {longest - 1} tokens")
+            remedy = f"shorten it to at most {longest - 1} tokens"
+            if longest == slots:  # the cache ends before the model's own context does
+                remedy += ", or raise kv_cache_memory_bytes"
+            raise PromptTooLong("prompt_token_ids", problem, remedy)
         request.output_limit = min(request.params.max_tokens, longest - request.num_prompt_tokens)
         if self.pool.pages_for(request.most_slots) > self.pool.num_pages:
-            slots = self.pool.num_pages * self.pool.page_size
             problem = f"prompt and output need {request.most_slots} cache slots, the cache has {slots}"
             raise InvalidParameter("max_tokens", problem, "ask for fewer tokens or give the cache more pages")
         request.sequence = self._num_added

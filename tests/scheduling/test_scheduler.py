@@ -332,8 +332,11 @@ def test_bad_requests_are_refused_at_the_door():
     scheduler.add(request("twice", [1], 2))
     with pytest.raises(InvalidParameter, match="request_id"):
         scheduler.add(request("twice", [1], 2))
-    with pytest.raises(InvalidParameter, match=r"prompt_token_ids.*at most 15"):
+    with pytest.raises(InvalidParameter, match=r"prompt_token_ids.*at most 15 tokens$"):
         scheduler.add(request("long", [1] * 16, 1))
+    small = Scheduler(SchedulerConfig(tile=1, max_model_len=12), PagePool(3, 4))
+    with pytest.raises(InvalidParameter, match=r"at most 11 tokens, or raise kv_cache_memory_bytes$"):
+        small.add(request("long", [1] * 16, 1))
     with pytest.raises(InvalidParameter, match=r"max_tokens.*12"):
         scheduler.add(request("big", [1] * 6, 9))
     with pytest.raises(InvalidParameter, match="prompt_token_ids"):
