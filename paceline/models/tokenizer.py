@@ -53,12 +53,13 @@ class Tokenizer:
         bos_token, eos_token: text of the tokens; None where the model has none.
         further_tokens: texts of other special tokens by the names that chat templates have for them (``pad_token``).
         chat_template: the template's source; None where the model has none.
+        tool_template: the source of another one for chats with tools, where the model has one.
         strips_space: whether decoding a whole sequence removes one leading space, which encoding had added.
     """
 
     def __init__(self, backend: Backend, scheme: Scheme, *, bos_token: str | None = None, eos_token: str | None = None,
                  further_tokens: Mapping[str, str] | None = None, chat_template: str | None = None,
-                 strips_space: bool = False) -> None:  # fmt: skip
+                 tool_template: str | None = None, strips_space: bool = False) -> None:  # fmt: skip
         self._backend = backend
         self._scheme: Scheme = scheme
         self._strips_space = strips_space
@@ -69,13 +70,13 @@ class Tokenizer:
         self.bos_token_id = None if bos_token is None else backend.token_to_id(bos_token)
         eos_id = None if eos_token is None else backend.token_to_id(eos_token)
         self.eos_token_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
-        self._template_source = chat_template
+        self._template_source, self._tool_source = chat_template, tool_template or chat_template
         self._template_variables = {
             "bos_token": bos_token or "",
             "eos_token": eos_token or "",
             **(further_tokens or {}),
         }
-        self._template: ChatTemplate | None = None
+        self._templates: dict[str, ChatTemplate] = {}
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
@@ -94,6 +95,7 @@ class Tokenizer:
             bos_token=named("bos"),
             eos_token=named("eos"),
             chat_template=Fields(metadata).text("tokenizer.chat_template", "") or None,
+            tool_template=Fields(metadata).text("tokenizer.chat_template.tool_use", "") or None,
             strips_space=is_sentencepiece and bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
         )
 
@@ -144,12 +146,12 @@ class Tokenizer:
     @property
     def reads_tools(self) -> bool:
         """Whether the chat template has a place for the definitions of tools."""
-        return "tools" in (self._template_source or "")
+        return "tools" in (self._tool_source or "")
 
     @property
     def tags_calls(self) -> bool:
         """Whether the model writes tool calls between ``<tool_call>`` tags rather than as bare JSON."""
-        return not self.reads_tools or "<tool_call>" in (self._template_source or "")
+        return not self.reads_tools or "<tool_call>" in (self._tool_source or "")
 
     @property
     def thinks(self) -> bool:
@@ -235,11 +237,12 @@ class Tokenizer:
         Raises:
             InvalidParameter: the model has no chat template, or the messages do not fit it.
         """
-        if self._template_source is None:
+        source = self._tool_source if (variables or {}).get("tools") else self._template_source
+        if source is None:
             raise InvalidParameter("messages", "the model has no chat template", "give the prompt as plain text")
-        if self._template is None:
-            self._template = ChatTemplate(self._template_source, self._template_variables)
-        return self._template.render(messages, add_generation_prompt, variables)
+        if source not in self._templates:
+            self._templates[source] = ChatTemplate(source, self._template_variables)
+        return self._templates[source].render(messages, add_generation_prompt, variables)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a chat in the model's template with the assistant's turn opened; see `apply_chat_template`."""

@@ -50,6 +50,7 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
         eos_token=_token_text(fields, "eos_token"),
         further_tokens={name: text for name in _FURTHER_TOKENS if (text := _token_text(fields, name))},
         chat_template=_chat_template(folder, fields),
+        tool_template=_tool_template(folder, fields),
         strips_space=any(_strips_space(step) for step in decoders),
     )
 
@@ -98,7 +99,20 @@ def _chat_template(folder: Path, settings: Fields) -> str | None:
     if own_file.is_file():
         return read_text(own_file)
     if isinstance(settings.get("chat_template", None), list):
-        named = settings.list("chat_template", dict)
-        default = next((entry for entry in named if entry.get("name") == "default"), {})
-        return Fields(default).text("template", "") or None
+        return _named_template(settings, "default")
     return settings.text("chat_template", "") or None
+
+
+def _tool_template(folder: Path, settings: Fields) -> str | None:
+    """The template for chats with tools, where there is one besides the other."""
+    own_file = folder / "additional_chat_templates" / "tool_use.jinja"
+    if own_file.is_file():
+        return read_text(own_file)
+    is_list = isinstance(settings.get("chat_template", None), list)
+    return _named_template(settings, "tool_use") if is_list else None
+
+
+def _named_template(settings: Fields, name: str) -> str | None:
+    named = settings.list("chat_template", dict)
+    found = next((entry for entry in named if entry.get("name") == name), {})
+    return Fields(found).text("template", "") or None

@@ -291,6 +291,21 @@ def test_a_folder_saved_by_transformers(tmp_path, wrapped):
     assert [tokenizer.encode(text) for text in SAMPLES] == [of_gguf.encode(text) for text in SAMPLES]
 
 
+@pytest.mark.parametrize("in_files", [False, True])
+def test_a_template_for_tools_is_taken_for_chats_with_tools(tmp_path, in_files):
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    twin = PreTrainedTokenizerFast(tokenizer_object=Backend(models.BPE()))
+    twin.backend_tokenizer.decoder = decoders.ByteLevel()
+    twin.chat_template = {"default": "no tools", "tool_use": "<tool_call> {{ tools | length }}"}
+    twin.save_pretrained(tmp_path, save_jinja_files=in_files)
+    ours, theirs = tokenizer_from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.reads_tools and ours.tags_calls
+    for tools in (None, [{"type": "function", "function": {"name": "f"}}]):
+        want = theirs.apply_chat_template(MESSAGES, tools=tools, tokenize=False)
+        assert ours.apply_chat_template(MESSAGES, variables={"tools": tools}) == want
+
+
 def test_a_sentencepiece_folder(tmp_path):
     tokenizer = tokenizer_from_folder(save_folder(tmp_path, sentencepiece_backend(), None))
     assert tokenizer.decode(tokenizer.encode("▁the")) == "the"
