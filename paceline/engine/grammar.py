@@ -7,18 +7,26 @@ Not for applying a grammar to laws and drafts (`sampling/grammar.py`), nor for c
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from paceline.engine.grammar_numbers import check_numbers
 from paceline.engine.structural_tags import lark_of
 from paceline.errors import InvalidParameter
 from paceline.models.tokenizer import Tokenizer
 
 _KEPT = 256
 """Number of compiled grammars in the LRU cache."""
+_STACK = 1 << 28
+"""Bytes of stack for compiling. llguidance recurses at every rule that names another, and the longest grammar has room
+for thousands of them, which would overflow an ordinary stack and end the process. Only touched pages take memory."""
+_STACK_SIZE = threading.Lock()
+"""Held while the size of the stacks of new threads, one for the whole process, is changed."""
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON formatted as by `json.dumps`: more tokens are forced, and a model cannot emit white space without end."""
 
@@ -86,13 +94,20 @@ class Grammars:
             special = {
                 self._tokenizer.token_bytes(i).decode("utf-8", "replace") for i in self._tokenizer.special_token_ids
             }
-            matcher = llguidance.LLMatcher(self._vocabulary, _source(llguidance, kind, source, special), log_level=0)
-            self._begin(matcher)
+            check_numbers(kind, source)
+            matcher = _on_a_deep_stack(partial(self._made, llguidance, kind, source, special))
             problem = matcher.get_error() if matcher.is_error() else ""
         except Exception as error:  # llguidance documents no common exception class
             matcher, problem = None, str(error)
         if problem:
+            problem = problem.partition("<state>")[0].strip()  # what follows is the parser's state
             raise InvalidParameter("structured_outputs", f"{kind}: {problem[:300]}", "change the schema or grammar")
+        return matcher
+
+    def _made(self, llguidance: Any, kind: str, source: str, special_tokens: Collection[str]) -> Any:
+        grammar = _source(llguidance, kind, source, special_tokens)
+        matcher = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0)
+        self._begin(matcher)
         return matcher
 
     def _begin(self, matcher: Any) -> None:
@@ -103,6 +118,18 @@ class Grammars:
         if not matcher.is_error():
             words = np.zeros(-(-self._vocab_size // 32), dtype=np.uint32)
             matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+
+
+def _on_a_deep_stack(work: Callable[[], Any]) -> Any:
+    """The result of `work`, on a thread with a stack of `_STACK`."""
+    with ThreadPoolExecutor(1) as thread:
+        with _STACK_SIZE:
+            before = threading.stack_size(_STACK)
+            try:
+                done = thread.submit(work)  # starts the thread
+            finally:
+                threading.stack_size(before)
+        return done.result()
 
 
 class Cursor:
