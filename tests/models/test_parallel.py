@@ -168,7 +168,7 @@ def test_caches_are_apart_and_one_that_is_dropped_is_freed(pair):
     before = pair.caches[0].read([0, 1, 2])[0]
     pair.parallel.forward(build_rows([Part((0,), 0, [4, 5, 6])]), second)
     np.testing.assert_array_equal(pair.caches[0].read([0, 1, 2])[0], before)
-    own = pair.parallel._joined[1]._caches
+    own = pair.parallel.ranks.joined()[1]._caches
     number = second.number
     del second
     pair.caches[0].read([0])
@@ -182,7 +182,7 @@ def test_a_pass_begins_before_the_results_of_another_are_asked_for(pair):
     batches = [build_rows([Part((0, 1), 0, random_tokens(20, seed=seed), logits="last")]) for seed in (6, 7)]
     expected = [pair.alone.forward(rows, pair.alone.new_cache(2)).logits for rows in batches]
     caches = [pair.parallel.new_cache(2) for _ in batches]
-    rank, begun, changed = pair.parallel._joined[1], [], threading.Condition()
+    rank, begun, changed = pair.parallel.ranks.joined()[1], [], threading.Condition()
     begin = rank.begin
 
     def told(message):

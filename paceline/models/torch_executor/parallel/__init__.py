@@ -3,8 +3,9 @@
 `launch_model` starts the processes on this machine; `docs/parallel.md` tells how to start them elsewhere.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -27,7 +28,7 @@ from paceline.models.torch_executor.parallel.worker import Assignment, run_worke
 
 __all__ = [
     "Assignment", "Elsewhere", "Layout", "ParallelCache", "ParallelModel", "Rendezvous", "StageProfile", "elsewhere",
-    "launch_model", "prefill_rows", "profile_stages", "run_worker",
+    "first_and_others", "launch_model", "prefill_rows", "profile_stages", "run_worker",
 ]  # fmt: skip
 
 
@@ -62,23 +63,39 @@ def launch_model(
         WorkerDied: a worker could not start; its traceback is in the message.
     """
     layout = Layout.of(checkpoint.config, tensor_parallel_size, pipeline_parallel_size, layer_partition, head_share)
-    where = current_elsewhere()
-    devices = _devices(device, layout.world_size) if where is None else _own_devices(device, layout.world_size)
-    threads = None if device != "cpu" else max(1, (num_threads or usable_cores()) // layout.world_size)
     choice = choose_dtype(dtype, checkpoint, "torch", device)
+    make = partial(Assignment, checkpoint, layout, dtype=choice.name)
+    model = ParallelModel(*first_and_others(make, layout.world_size, device, num_threads, timeout), microbatch_rows)
+    model.dtype_choice = choice
+    return model
+
+
+def first_and_others(
+    make: Callable[..., Assignment], world_size: int, device: str, num_threads: int | None, timeout: float
+) -> tuple[Assignment, Callable[[Rendezvous], Workers]]:
+    """The assignment of rank 0, and what starts the other ranks.
+
+    Args:
+        make: makes an assignment of a rank, a rendezvous, a device and a number of threads, given by name.
+        device, num_threads, timeout: as of `launch_model`.
+
+    Raises:
+        InvalidParameter: there are not enough devices.
+    """
+    where = current_elsewhere()
+    devices = _devices(device, world_size) if where is None else _own_devices(device, world_size)
+    threads = None if device != "cpu" else max(1, (num_threads or usable_cores()) // world_size)
     meeting = Rendezvous(timeout=timeout) if where is None else Rendezvous(where.host, timeout=timeout)
-    first = Assignment(checkpoint, layout, 0, meeting, devices[0], choice.name, threads)
+    first = make(rank=0, meeting=meeting, device=devices[0], num_threads=threads)
     start = LocalWorkers if where is None else where.start
 
     def start_others(meeting: Rendezvous) -> Workers:
-        others = range(1, layout.world_size)
+        others = range(1, world_size)
         return start([replace(first, rank=rank, device=devices[rank], meeting=meeting) for rank in others])
 
     if threads is not None:
         torch.set_num_threads(threads)
-    model = ParallelModel(first, start_others, microbatch_rows)
-    model.dtype_choice = choice
-    return model
+    return first, start_others
 
 
 def _own_devices(device: str, world_size: int) -> list[str]:

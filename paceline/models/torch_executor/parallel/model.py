@@ -6,16 +6,13 @@ disagree about an accepted token: there is one decision, and every rank's part o
 
 import math
 import sys
-import threading
-import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.errors import InvalidParameter, WorkerDied, first_line
+from paceline.errors import InvalidParameter
 from paceline.models.base import NORMED, PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers
 from paceline.models.config import ModelConfig
 from paceline.models.dtypes import DtypeChoice
@@ -23,10 +20,10 @@ from paceline.models.rows import Part, build_rows
 from paceline.models.torch_executor.model import check_rows
 from paceline.models.torch_executor.parallel.launch import Workers
 from paceline.models.torch_executor.parallel.line import Line
-from paceline.models.torch_executor.parallel.links import Links, Rendezvous
-from paceline.models.torch_executor.parallel.messages import Command, Message, arrays_of, integers
-from paceline.models.torch_executor.parallel.rank import Rank
-from paceline.models.torch_executor.parallel.worker import Assignment, ready_key
+from paceline.models.torch_executor.parallel.links import Rendezvous
+from paceline.models.torch_executor.parallel.messages import Command, arrays_of, integers
+from paceline.models.torch_executor.parallel.ranks import Ranks
+from paceline.models.torch_executor.parallel.worker import Assignment
 from paceline.models.torch_executor.shard import check_tensor_parallel_size
 from paceline.speculation.prices import CPU_BALANCE, GPU_BALANCE
 from paceline.theory.distributed_draft import ALL_REDUCES_PER_LAYER, Chip
@@ -36,8 +33,6 @@ MICROBATCH_ROWS = 64
 float32 on one processor. Two parts over two stages take as long as one below this many rows each, and less above."""
 _LEAST_READING = 0.1
 """Smallest share of a pass that counts as reading weights, whatever the measured time of its all-reduces."""
-_POLL_SECONDS = 0.02
-"""Seconds between checks whether all ranks have arrived."""
 
 
 class ParallelCache:
@@ -88,23 +83,10 @@ class ParallelModel:
         self.layout, self.dtype_choice = assignment.layout, DtypeChoice(assignment.dtype)
         self.microbatch_rows, self._dtype = microbatch_rows, getattr(torch, assignment.dtype)
         self.on_cpu = assignment.device == "cpu"
-        self._num_caches, self._dropped = 0, []
-        self._door, self._ending, self._line = threading.Lock(), threading.Lock(), Line()
-        self._broken: WorkerDied | None = None
+        self._line = Line()
         self._first_stage_is_free: Callable[[], None] = lambda: None
-        self._joined: tuple[Links, Rank] | None = None
-        meeting = assignment.meeting
-        store: Any = meeting.store(0, self.layout.world_size)
-        workers = start_others(Rendezvous(meeting.host, store.port, meeting.timeout)) if start_others else None
-        self.workers = workers
-        self._end = weakref.finalize(self, workers.stop, 0) if workers else None
-        try:
-            self._wait_for(store, "here", meeting.timeout)
-            self._joined = assignment.join(store)
-            self._wait_for(store, "loaded", meeting.timeout)
-        except BaseException as error:
-            self._give_up(error)
-            raise
+        self.ranks = Ranks(assignment, start_others)
+        self.workers = self.ranks.workers
 
     @property
     def config(self) -> ModelConfig:
@@ -118,10 +100,10 @@ class ParallelModel:
 
     def new_cache(self, num_pages: int) -> ParallelCache:
         """An empty cache of `num_pages` pages, of which every rank holds its part."""
-        number, self._num_caches = self._num_caches, self._num_caches + 1
+        number = self.ranks.number_of_cache()
         self._tell(Command.NEW_CACHE, integers(number, num_pages))
         cache = ParallelCache(number, num_pages, self._cache_bytes(num_pages), self._tell)
-        weakref.finalize(cache, self._dropped.append, number)  # told to the others with the next command
+        self.ranks.drop_with(cache, number)
         return cache
 
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
@@ -190,14 +172,7 @@ class ParallelModel:
 
     def close(self) -> None:
         """End the workers. May be called again; afterwards the model cannot be used."""
-        if self._broken is not None:
-            return
-        try:
-            self._tell(Command.CLOSE)
-        except WorkerDied:
-            return  # the workers have ended already
-        self._broken = WorkerDied("the model was closed; load it again")
-        self._release(grace=True)
+        self.ranks.close(lambda: self._tell(Command.CLOSE))
 
     def __enter__(self) -> "ParallelModel":
         return self
@@ -211,13 +186,12 @@ class ParallelModel:
         Several threads may call at once; their commands reach all ranks in the same order. The next command is sent
         when the first stage has finished its part of a pass, so that there can be one pass per stage at a time.
         """
-        with self._door:
-            if self._broken is not None:
-                raise self._broken
-            turn, message = self._line.take(), Message(command, arrays)
+        ranks = self.ranks
+        with ranks.door:
+            links, rank = ranks.joined()
+            turn = self._line.take()
             try:
-                links, rank = self._drop_caches()
-                links.tell(message)
+                message = ranks.tell(command, *arrays)
                 if command is not Command.FORWARD:
                     self._line.wait_for(turn)
                 rest = rank.begin(message)
@@ -227,65 +201,16 @@ class ParallelModel:
                     links.flush(links.take_sent())
             except BaseException as error:  # out of step with the others, whatever it was
                 self._line.leave(turn)
-                self._give_up(error)
+                ranks.give_up(error)
                 raise
         try:
             self._line.wait_for(turn)
             return rest()
         except BaseException as error:
-            self._give_up(error)
+            ranks.give_up(error)
             raise
         finally:
             self._line.leave(turn)
-
-    def _drop_caches(self) -> tuple[Links, Rank]:
-        """Have all ranks free the caches whose handles were garbage-collected; returns this rank's links and `Rank`."""
-        if self._joined is None:
-            raise WorkerDied("the model was ended by an earlier failure; load it again")
-        links, rank = self._joined
-        if self._dropped:
-            numbers = [self._dropped.pop() for _ in range(len(self._dropped))]
-            message = Message(Command.DROP_CACHES, (integers(*numbers),))
-            links.tell(message)
-            rank.handle(message)
-        return links, rank
-
-    def _give_up(self, error: BaseException) -> None:
-        """End the workers because of `error`.
-
-        Raises:
-            WorkerDied: the cause was an unreachable rank; the message names it and its last output.
-        """
-        with self._ending:
-            if self._broken is not None:  # another thread was first
-                raise self._broken from error
-            cause: BaseException = error
-            if isinstance(error, ConnectionError):
-                symptom = first_line(error)
-                lost = WorkerDied(f"the ranks lost each other ({symptom}); start them again")
-                cause = lost if self.workers is None else self.workers.obituary(symptom)
-            self._broken = WorkerDied(f"the model was ended by an earlier failure; load it again\n{cause}")
-            self._release(grace=False)
-        if cause is not error:
-            raise cause from error
-
-    def _release(self, grace: bool) -> None:
-        self._joined = None
-        if self.workers is not None and self._end is not None:
-            self._end.detach()
-            self.workers.stop(*(() if grace else (0,)))
-
-    def _wait_for(self, store: Any, what: str, timeout: float) -> None:
-        """Wait until every other rank has set its key `what` in the store. Raises WorkerDied after `timeout`."""
-        deadline = time.monotonic() + timeout
-        missing = list(range(1, self.layout.world_size))
-        while missing := [rank for rank in missing if not store.check([ready_key(rank, what)])]:
-            if self.workers is not None:
-                self.workers.check()
-            if time.monotonic() > deadline:
-                problem = f"ranks {', '.join(map(str, missing))} are not {what} after {timeout:g} s"
-                raise WorkerDied(f"{problem}; look at their machines, or allow a longer timeout")
-            time.sleep(_POLL_SECONDS)
 
     def _cache_bytes(self, num_pages: int) -> int:
         shards = [self.layout.shard(rank).narrowed() for rank in range(self.layout.world_size)]

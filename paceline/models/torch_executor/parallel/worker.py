@@ -10,18 +10,26 @@ import signal
 import sys
 import traceback
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.torch_executor.parallel.layout import Layout
 from paceline.models.torch_executor.parallel.links import Links, Rendezvous
-from paceline.models.torch_executor.parallel.messages import Command
+from paceline.models.torch_executor.parallel.messages import Command, Message
 from paceline.models.torch_executor.parallel.rank import Rank
 
 LOST_PEER = 75
 """Exit status of a worker that ended because another rank did, and so is not the cause of a failure."""
+
+
+class HandlesMessages(Protocol):
+    """What a rank has of a model."""
+
+    def handle(self, message: Message) -> Any:
+        """Execute `message`, which all ranks have got. Rank 0 returns the result, the others None."""
+        ...
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -45,7 +53,7 @@ class Assignment:
     dtype: str
     num_threads: int | None = None
 
-    def join(self, store: Any) -> tuple[Links, Rank]:
+    def join(self, store: Any) -> "tuple[Links, HandlesMessages]":
         """Connect to the other ranks and load the shard; returns when this rank is ready, not when all are.
 
         Raises:
@@ -53,7 +61,11 @@ class Assignment:
             CorruptWeights, InvalidParameter: see `Stage`.
         """
         links = Links(self.layout, self.rank, self.meeting, store, torch.device(self.device))
-        return links, Rank(self.checkpoint, links, self.device, self.dtype)
+        return links, self.load(links)
+
+    def load(self, links: Links) -> "HandlesMessages":
+        """The shard of this rank; an executor may replace it by its own. Errors as of `Stage`."""
+        return Rank(self.checkpoint, links, self.device, self.dtype)
 
 
 def ready_key(rank: int, what: str) -> str:
