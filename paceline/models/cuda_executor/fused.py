@@ -21,6 +21,7 @@ from paceline.models.cuda_executor.block_matrix import MANY, BlockEmbedding, Blo
 from paceline.models.cuda_executor.kernels.ends import embedded, peaks_of, row_angles
 from paceline.models.cuda_executor.kernels.entries import gated, place_heads, rms_norm
 from paceline.models.cuda_executor.kernels.products import Weights, partials, product
+from paceline.models.cuda_executor.peers import Peers
 from paceline.models.positions import NO_TABLE
 from paceline.models.torch_executor.layers import Attention, FeedForward, Layer, Pass, RMSNorm
 from paceline.models.torch_executor.model import DecoderStack, Stage, Taps, last_taps
@@ -36,14 +37,15 @@ class Fused:
 
     Args:
         deterministic: use products of one order for any number of rows.
+        peers: the ranks that share the layers.
     """
 
     row_angles, peaks_of = staticmethod(row_angles), staticmethod(peaks_of)
 
-    def __init__(self, stack: DecoderStack, deterministic: bool) -> None:
+    def __init__(self, stack: DecoderStack, deterministic: bool, peers: Peers) -> None:
         self._stack, self._deterministic = stack, deterministic
         for name, layer in stack.layers.items():
-            stack.layers[name] = _fused_layer(cast(Layer, layer))
+            stack.layers[name] = _fused_layer(cast(Layer, layer), peers)
         layers = list(stack.layers.values())
         table = stack.embedding if stack.head is None else stack.head
         self._widens = all_of(FusedLayer, layers) and isinstance(stack.norm, RMSNorm)
@@ -62,7 +64,8 @@ class Fused:
 
     def embedded(self, tokens: Tensor, picks: Tensor) -> Tensor:
         """[M, hidden] float32; see `kernels.ends.embedded`."""
-        return embedded(tokens, picks, self._stack.embedding.weight)
+        table = self._stack.embedding
+        return table.total(embedded(tokens, picks, table.weight, table.first))
 
     def run(
         self, stage: Stage, x: Tensor, step: Pass, taps: tuple[int, ...], asked: Tensor,
@@ -260,8 +263,9 @@ class FusedFeedForward(nn.Module):
 class FusedLayer(nn.Module):
     """A pre-norm `Layer`: norms before attention and feed-forward, none after."""
 
-    def __init__(self, own: Layer, attention: nn.Module, feed_forward: nn.Module) -> None:
+    def __init__(self, own: Layer, attention: nn.Module, feed_forward: nn.Module, peers: Peers) -> None:
         super().__init__()
+        self._peers = peers
         self.attention_norm = FusedNorm(cast(RMSNorm, own.attention_norm))
         self.feed_forward_norm = FusedNorm(cast(RMSNorm, own.feed_forward_norm))
         self.attention, self.feed_forward = attention, feed_forward
@@ -279,11 +283,14 @@ class FusedLayer(nn.Module):
     def unsummed(self, x: Tensor, normed: Tensor, layer: int, step: Pass) -> tuple[Tensor, Unsummed]:
         """`forward` with products for few rows: hidden states, and what must be added to them."""
         attention, feed_forward = cast(FusedAttention, self.attention), cast(FusedFeedForward, self.feed_forward)
-        x, normed = self.feed_forward_norm.after(x, *attention.unsummed(normed, layer, step))
-        return x, feed_forward.unsummed(normed)
+        x, normed = self.feed_forward_norm.after(x, *self._of_all(attention.unsummed(normed, layer, step)))
+        return x, self._of_all(feed_forward.unsummed(normed))
+
+    def _of_all(self, own: Unsummed) -> Unsummed:
+        return Unsummed(self._peers.parts(own.parts), own.bias)
 
 
-def _fused_layer(own: Layer) -> nn.Module:
+def _fused_layer(own: Layer, peers: Peers) -> nn.Module:
     """The layer, with those parts fused that can be."""
     attention = FusedAttention(own.attention) if _turns_heads(own.attention) else own.attention
     feed_forward = own.feed_forward
@@ -292,7 +299,7 @@ def _fused_layer(own: Layer) -> nn.Module:
     norms = own.attention_norm, own.feed_forward_norm
     after = own.attention_out_norm, own.feed_forward_out_norm
     if own.scale == 1.0 and all_of(RMSNorm, norms) and all_of(nn.Identity, after):
-        return FusedLayer(own, attention, feed_forward)
+        return FusedLayer(own, attention, feed_forward, peers)
     own.attention, own.feed_forward = attention, feed_forward  # type: ignore[assignment]
     for name in ("attention_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm"):
         norm = getattr(own, name)

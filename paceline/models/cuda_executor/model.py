@@ -28,6 +28,7 @@ from paceline.models.cuda_executor.laws import Wide, answers_of, peaks_of, picks
 from paceline.models.cuda_executor.laws.chains import Picks
 from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below
 from paceline.models.cuda_executor.passes import Advance, CudaKVCache, Launched, Passes
+from paceline.models.cuda_executor.peers import Peers
 from paceline.models.cuda_executor.staging import LARGEST
 from paceline.models.dtypes import activations_beside_blocks
 from paceline.models.torch_executor.device_states import DeviceStates
@@ -56,6 +57,11 @@ class CudaModel(TorchModel):
         deterministic: use matrix products with a fixed order of summation, so that a row's logits are bitwise the same
             in every batch; slower. Otherwise the order, and so the last digits of logits, depend on the number of rows.
         capture: creates graphs; by default `graphs_of` the device.
+        peers: the ranks that share its layers; this model is then one rank's shard, and all ranks must run the same
+            passes. By default there is one rank.
+
+    Attributes:
+        picks: [LARGEST] int32 on the device, the picks of the latest pass by logit row.
 
     Raises:
         InvalidParameter: the device cannot be used, or an option is unknown.
@@ -70,8 +76,9 @@ class CudaModel(TorchModel):
         attention: AttentionName = "auto",
         deterministic: bool = False,
         capture: GraphCapture | None = None,
+        peers: Peers | None = None,
     ) -> None:
-        self.deterministic = deterministic
+        self.deterministic, self.peers = deterministic, peers or Peers()
         super().__init__(checkpoint, device, dtype)
         on, config = self._stage.device, checkpoint.config
         self.attention: AttentionName = choose_attention(attention, on)
@@ -83,11 +90,11 @@ class CudaModel(TorchModel):
             from paceline.models.cuda_executor.fused import Fused
             from paceline.models.cuda_executor.kernels.races import race
 
-            self._fused, self._race = Fused(self._stage.stack, deterministic), race
-        self.passes = Passes(config, config.vocab_size, on, self.attention, capture)
+            self._fused, self._race = Fused(self._stage.stack, deterministic, self.peers), race
+        self.passes = Passes(self._stage.shard.narrowed(), config.vocab_size, on, self.attention, capture)
         self.records_passes = self.passes.records
         self._fetch, self._send = Fetch(on), Send(on)
-        self._picks = torch.zeros(LARGEST, dtype=torch.int32, device=on)
+        self.picks = torch.zeros(LARGEST, dtype=torch.int32, device=on)
         self._foreseen = self._foresee()
         self.num_lookahead_slots = int(self.records_passes)
 
@@ -104,8 +111,11 @@ class CudaModel(TorchModel):
         return self._stage.stack
 
     def _load(self, checkpoint: Checkpoint, device: str) -> Stage:
+        peers = self.peers
         if self.dtype_choice.name != "gguf":
-            return super()._load(checkpoint, device)
+            return Stage(checkpoint, device, self.dtype_choice.name, peers.shard, peers.total)
+        if peers.shard is not None:
+            raise InvalidParameter("dtype", "'gguf' cannot be shared by ranks yet", "use bfloat16, or one device")
         on, activations = usable_device(device), activations_beside_blocks(device)
         prepare = partial(
             put_blocks, checkpoint=checkpoint, device=on, dtype=getattr(torch, activations),
@@ -136,7 +146,7 @@ class CudaModel(TorchModel):
     def _foresee(self) -> Foreseen:
         fetch = Fetch(self._stage.device)
         return Foreseen(
-            self._launch_drawn, self._has_recorded, self.passes, fetch, self.config.max_position_embeddings, self._picks
+            self._launch_drawn, self._has_recorded, self.passes, fetch, self.config.max_position_embeddings, self.picks
         )
 
     def _has_recorded(self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...]) -> bool:
@@ -148,8 +158,12 @@ class CudaModel(TorchModel):
 
     def new_cache(self, num_pages: int) -> CudaKVCache:
         """An empty cache of `num_pages` pages."""
-        by_kernels = self.attention == "triton"
-        return CudaKVCache(self.config, num_pages, self._stage.device, self._stage.dtype, by_kernels)
+        return CudaKVCache(*self._form_of_cache(num_pages))
+
+    def _form_of_cache(self, num_pages: int) -> tuple:
+        """The arguments of `CudaKVCache`."""
+        stage, by_kernels = self._stage, self.attention == "triton"
+        return stage.shard.narrowed(), num_pages, stage.device, stage.dtype, by_kernels
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
@@ -211,7 +225,7 @@ class CudaModel(TorchModel):
         launched = self.launch(rows, cache, taps, is_foreseen=is_foreseen, advance=advance)
         table = self._answers(launched.logits, launched.peaks, wide)
         if wide is not None:
-            self._picks[: len(table)] = picks_of(table).int()
+            self.picks[: len(table)] = picks_of(table).int()
         return table, None if launched.states is None else DeviceStates(launched.states.clone())
 
     @torch.inference_mode()
@@ -258,7 +272,8 @@ class CudaModel(TorchModel):
         if not is_foreseen:
             check_rows(self.config, rows, taps)
         if self.attention == "sdpa":
-            logits, tapped = self._scored(rows, cache, taps)
+            share, tapped = self._scored(rows, cache, taps)
+            logits = self.peers.whole(share, None)
             return Launched(logits, _side_by_side(tapped, taps), peaks_of(logits))
         num_asked = len(rows.logit_rows)
         logits, peaks, *states = self.passes.run(
@@ -275,7 +290,7 @@ class CudaModel(TorchModel):
         """The logits of the first `asked` logit rows, their peaks, and the states of the taps, if there are any."""
         out = self.passes.place_of_logits(asked)
         if cache.lookups is not None:
-            cache.lookups.remember(placed.token_ids, self._picks, placed.slots)
+            cache.lookups.remember(placed.token_ids, self.picks, placed.slots)
         logits, *states = self._through(placed.token_ids, placed, cache, taps, placed.logit_rows[:asked], out)
         return logits, self._peaks_of(logits), *states
 
@@ -284,16 +299,16 @@ class CudaModel(TorchModel):
         if len(logits) > LARGEST:
             return peaks_of(logits)
         if self._fused is not None:
-            return self._fused.peaks_of(logits, self._picks)
+            return self._fused.peaks_of(logits, self.picks)
         peaks = peaks_of(logits)
-        self._picks[: len(logits)] = peaks[:, 0].int()
+        self.picks[: len(logits)] = peaks[:, 0].int()
         return peaks
 
     def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """[M, hidden] of tokens [M]; see `launch` for negative ones."""
         if self._fused is not None and self._fused.embeds:
-            return self._fused.embedded(tokens, self._picks)
-        known = torch.where(tokens < 0, self._picks[(-1 - tokens).clamp_min(0)], tokens)
+            return self._fused.embedded(tokens, self.picks)
+        known = torch.where(tokens < 0, self.picks[(-1 - tokens).clamp_min(0)], tokens)
         return self._stage.embed_tokens(known, positions)
 
     def _below(self, placed: PagedRows, tokens: Tensor, cache: CudaKVCache) -> Outputs:
@@ -314,7 +329,9 @@ class CudaModel(TorchModel):
                 tapped |= last_taps(self.config, taps, x, normed)
             else:
                 step = stage.pass_over(*where, self._fused.row_angles)
-                logits, tapped = self._fused.run(stage, x, step, taps, asked, out)
+                own = out if self.peers.shard is None else None
+                logits, tapped = self._fused.run(stage, x, step, taps, asked, own)
+            logits = self.peers.whole(logits, out)
         states = _side_by_side(tapped, taps)
         return (logits,) if states is None else (logits, states)
 

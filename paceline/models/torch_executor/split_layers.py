@@ -34,20 +34,23 @@ class RowParallelLinear(nn.Linear):
 class VocabularyParallelEmbedding(nn.Embedding):
     """An embedding split by token over the ranks, this one's from `first` on; other tokens add zeros to the sum.
 
+    Attributes:
+        first, total: as given.
+
     The table is not initialised: drawing random numbers on the meta device makes torch import its compiler (a second).
     """
 
     def __init__(self, tokens: int, size: int, first: int = 0, total: Sum = alone) -> None:
         super().__init__(tokens, size, _weight=torch.empty(tokens, size))
-        self._first, self._total = first, total
+        self.first, self.total = first, total
 
     def forward(self, input: Tensor) -> Tensor:
-        if self._total is alone:
+        if self.total is alone:
             return super().forward(input)
-        own = input - self._first
+        own = input - self.first
         is_own = (own >= 0) & (own < self.num_embeddings)
         found = super().forward(own.clamp(0, self.num_embeddings - 1))
-        return self._total(found * is_own[:, None])
+        return self.total(found * is_own[:, None])
 
     def project(self, x: Tensor) -> Tensor:
         """Logits [..., tokens] of final states x [..., hidden], where the head is tied to this table."""

@@ -64,7 +64,8 @@ def kernels(kind: str, bytes_each: int, waits: bool):
     race |= {"times": "*fp64", "places": "*i32", "picks": "*fp64", "columns": "i32", "num_chunks": "i32"}
     yield races._race_of_chunks, race, {"CHUNK": races._CHUNK}, two
     yield races._race_of_rows, race, {"BLOCK": 128}, two
-    tables = {"tokens": "*i32", "picks": "*i32", "table": f"*{kind}", "out": "*fp32", "columns": "i32"}
+    tables = {"tokens": "*i32", "picks": "*i32", "table": f"*{kind}", "out": "*fp32"}
+    tables |= dict.fromkeys(("columns", "first", "size"), "i32")
     yield ends._embedded, tables, {"BLOCK": 2048}, two
     angles = {"positions": "*i32", "frequencies": "*fp32", "cosines": "*fp32", "sines": "*fp32", "factor": "fp32"}
     yield ends._angles, angles, {"HALF": 48, "BLOCK": 64}, two

@@ -18,6 +18,8 @@ def test_rows_of_a_table_are_widened_and_picks_taken():
     tokens, picks = torch.tensor([3, -1, 49, -3], dtype=torch.int32), torch.tensor([7, 8, 9], dtype=torch.int32)
     assert torch.equal(embedded(tokens, picks, table), table[[3, 7, 49, 9]].float())
     assert embedded(tokens[:0], picks, table).shape == (0, 24)
+    share = embedded(tokens, picks, table[4:9], first=4)
+    assert torch.equal(share[1], table[7].float()) and not share[[0, 2, 3]].any()
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.3])

@@ -53,11 +53,11 @@ def draft_dtype(record: HeadRecord) -> str:
 
 
 def _tables(model: CudaModel, target: LoadedModel) -> tuple[Tensor, Tensor]:
-    """The target's embedding and head on its device; if it stores them in blocks, dequantised copies of the file's."""
+    """The target's embedding and head on its device; where it has them in blocks or in shares, copies of the file's."""
     stack = model.stack
     layers = [stack.embedding] if stack.head is None else [stack.embedding, stack.head]
     tables = [layer.weight for layer in layers]
-    if not all(isinstance(table, Tensor) for table in tables):
+    if model.peers.shard is not None or not all(isinstance(table, Tensor) for table in tables):
         tables = in_torch.tables_of(target)
     tables = [cast(Tensor, table).detach().to(model.device, model.activations) for table in tables]
     return tables[0], tables[-1]

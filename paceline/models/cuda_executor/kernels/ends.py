@@ -18,14 +18,19 @@ _CHUNK = 4096
 
 
 @triton.jit
-def _embedded(tokens, picks, table, out, columns, BLOCK: tl.constexpr):
-    """One row of `table`, widened: that of the row's token, or of the pick that a negative one names."""
+def _embedded(tokens, picks, table, out, columns, first, size, BLOCK: tl.constexpr):
+    """One row of `table`, widened: that of the row's token, or of the pick that a negative one names.
+
+    The table has `size` tokens from `first` on; of others the row is zeros.
+    """
     row, column = tl.program_id(0), tl.arange(0, BLOCK)
     token = tl.load(tokens + row).to(tl.int32)
     if token < 0:
         token = tl.load(picks - 1 - token)
+    own = token - first
     inside = column < columns
-    values = tl.load(table + token.to(tl.int64) * columns + column, mask=inside, other=0.0)
+    known = column < tl.where((own >= 0) & (own < size), columns, 0)
+    values = tl.load(table + own.to(tl.int64) * columns + column, mask=known, other=0.0)
     tl.store(out + row.to(tl.int64) * columns + column, values.to(tl.float32), mask=inside)
 
 
@@ -72,12 +77,17 @@ def _peaks_of_rows(peaks, places, table, picks, num_chunks, BLOCK: tl.constexpr,
     tl.store(table + 2 * row + 1, tl.where(is_bad, float("nan"), tl.max(known, axis=0)).to(tl.float64))
 
 
-def embedded(tokens: Tensor, picks: Tensor, table: Tensor) -> Tensor:
-    """[M, hidden] float32: of `tokens` [M] int32 the rows of `table` [vocab, hidden]; -1 - i is token i of `picks`."""
+def embedded(tokens: Tensor, picks: Tensor, table: Tensor, first: int = 0) -> Tensor:
+    """[M, hidden] float32: of `tokens` [M] int32 the rows of `table` [n, hidden]; -1 - i is token i of `picks`.
+
+    The table has the tokens from `first` on; others have zeros.
+    """
     columns = table.shape[1]
     out = torch.empty(len(tokens), columns, device=table.device, dtype=torch.float32)
     if len(tokens):
-        _embedded[(len(tokens),)](tokens, picks, table, out, columns, BLOCK=triton.next_power_of_2(columns))
+        _embedded[(len(tokens),)](
+            tokens, picks, table, out, columns, first, len(table), BLOCK=triton.next_power_of_2(columns)
+        )
     return out
 
 
