@@ -31,7 +31,7 @@ from paceline.models.torch_executor.parallel import (  # noqa: E402
 )
 from paceline.models.torch_executor.parallel import rank as rank_module  # noqa: E402
 from paceline.models.torch_executor.parallel.layout import balanced_partition, layer_weights  # noqa: E402
-from paceline.models.torch_executor.parallel.messages import Command, Message, decode, payload_length  # noqa: E402
+from paceline.models.torch_executor.parallel.messages import FIRST, Command, Message, decode, length_of_rest  # noqa: E402
 from paceline.models.torch_executor.parallel.rank import split_rows  # noqa: E402
 
 GPT2 = small_config("gpt2", norm="layer", mlp="gelu_tanh", position_embedding="learned", num_key_value_heads=6,
@@ -383,10 +383,13 @@ def test_split_rows_keeps_every_row_and_its_question():
 
 def test_messages_arrive_as_they_were_sent():
     arrays = (np.array([1, 2], np.int32), np.zeros((2, 0), np.int32), np.array([[3], [4]], np.int32))
-    for message in (Message(Command.FORWARD, arrays), Message(Command.CLOSE)):
-        header, payload = message.header(), message.payload()
-        assert payload_length(header) == len(payload)
-        found = decode(header, payload)
+    long = tuple(np.arange(count, dtype=np.int32) for count in (FIRST - 6, 2, 3))
+    lengths = (0, 0, 0, 7)
+    for message, length in zip([Message(Command.CLOSE), *(Message(Command.FORWARD, each) for each in
+                               (arrays, long[:1], long))], lengths, strict=True):  # fmt: skip
+        first, rest = message.tensors()
+        assert len(first) == FIRST and length_of_rest(first) == len(rest) == length
+        found = decode(first, rest)
         assert found.command is message.command
         for ours, theirs in zip(found.arrays, message.arrays, strict=True):
             np.testing.assert_array_equal(ours, theirs)

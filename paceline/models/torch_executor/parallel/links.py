@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage] (documented)
 
 from paceline.models.torch_executor.parallel.layout import Layout
-from paceline.models.torch_executor.parallel.messages import HEADER_LENGTH, Message, decode, payload_length
+from paceline.models.torch_executor.parallel.messages import FIRST, Message, decode, length_of_rest
 
 LOOPBACK = "127.0.0.1"
 _FOREVER = timedelta(days=365)
@@ -115,20 +115,20 @@ class Links:
 
         The command is sent to each rank separately. In a broadcast, a busy rank would delay the ranks after it.
         """
-        parts = [part for part in (message.header(), message.payload()) if len(part)]
+        parts = [part for part in message.tensors() if len(part)]
         with self._reached():
             for rank in range(1, self.layout.world_size):
                 self._sending += [(self._commands.send([part], rank, 0), part) for part in parts]
 
     def listen(self) -> Message:
         """On the other ranks, wait for the next command without a time limit."""
-        header = torch.empty(HEADER_LENGTH, dtype=torch.int64)
+        first = torch.empty(FIRST, dtype=torch.int32)
         with self._reached():
-            self._commands.recv([header], 0, 0).wait(_FOREVER)
-            payload = torch.empty(payload_length(header), dtype=torch.int32)
-            if len(payload):
-                self._commands.recv([payload], 0, 0).wait()
-        return decode(header, payload)
+            self._commands.recv([first], 0, 0).wait(_FOREVER)
+            rest = torch.empty(length_of_rest(first), dtype=torch.int32)
+            if len(rest):
+                self._commands.recv([rest], 0, 0).wait()
+        return decode(first, rest)
 
     @contextmanager
     def _reached(self) -> Iterator[None]:

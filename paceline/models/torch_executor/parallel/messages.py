@@ -1,4 +1,4 @@
-"""Messages from rank 0 to the others: a command and a few integer arrays, sent as two tensors.
+"""Messages from rank 0 to the others: a command and a few integer arrays, sent as one tensor, or two if they are long.
 
 Nothing is unpickled, so a message cannot run code. Results are sent as tensors of known shape (`links.py`).
 """
@@ -13,9 +13,8 @@ from torch import Tensor
 
 from paceline.models.base import Rows
 
-_MOST_ARRAYS = 12
-HEADER_LENGTH = 2 + 2 * _MOST_ARRAYS
-"""Command, number of arrays, and (rows, columns) of each array; -1 columns for a vector."""
+FIRST = 4096
+"""Numbers in the first tensor of every message. What a step of decoding needs fits, so a step takes one message."""
 _ROWS_FIELDS = [field.name for field in fields(Rows)]
 
 
@@ -39,32 +38,34 @@ class Message:
     command: Command
     arrays: tuple[np.ndarray, ...] = ()
 
-    def header(self) -> Tensor:
-        """The header, [HEADER_LENGTH] int64."""
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """The message in int32: its first `FIRST` numbers, zeros after the last, and the rest.
+
+        It begins with the command, the number of arrays, and (rows, columns) of each array, -1 columns for a vector.
+        """
         shapes = [n for array in self.arrays for n in (array.shape if array.ndim == 2 else (len(array), -1))]
-        header = np.zeros(HEADER_LENGTH, np.int64)
-        header[: 2 + len(shapes)] = [self.command, len(self.arrays), *shapes]
-        return torch.from_numpy(header)
-
-    def payload(self) -> Tensor:
-        """The arrays one after the other, int32."""
-        flat = [np.asarray(array, np.int32).ravel() for array in self.arrays]
-        return torch.from_numpy(np.concatenate(flat) if flat else np.zeros(0, np.int32))
+        parts = [integers(self.command, len(self.arrays), *shapes), *(np.ravel(array) for array in self.arrays)]
+        flat, first = np.concatenate(parts).astype(np.int32, copy=False), np.zeros(FIRST, np.int32)
+        first[: len(flat)] = flat[:FIRST]
+        return torch.from_numpy(first), torch.from_numpy(flat[FIRST:])
 
 
-def payload_length(header: Tensor) -> int:
-    """Number of integers in the payload after `header`."""
-    return sum(rows * abs(columns) for rows, columns in _shapes(header))
+def length_of_rest(first: Tensor) -> int:
+    """Numbers in the second tensor of the message that begins with `first`."""
+    shapes = _shapes(first.numpy())
+    return max(0, 2 + 2 * len(shapes) + sum(rows * abs(columns) for rows, columns in shapes) - FIRST)
 
 
-def decode(header: Tensor, payload: Tensor) -> Message:
+def decode(first: Tensor, rest: Tensor) -> Message:
     """The message that was sent as these two tensors."""
-    arrays, at, flat = [], 0, payload.numpy()
-    for rows, columns in _shapes(header):
+    flat = np.concatenate([first.numpy(), rest.numpy()]) if len(rest) else first.numpy()
+    arrays, shapes = [], _shapes(flat)
+    at = 2 + 2 * len(shapes)
+    for rows, columns in shapes:
         end = at + rows * abs(columns)
         arrays.append(flat[at:end] if columns < 0 else flat[at:end].reshape(rows, columns))
         at = end
-    return Message(Command(int(header[0])), tuple(arrays))
+    return Message(Command(int(flat[0])), tuple(arrays))
 
 
 def integers(*values: int) -> np.ndarray:
@@ -83,6 +84,6 @@ def rows_of(arrays: Sequence[np.ndarray]) -> Rows:
     return Rows(**dict(zip(_ROWS_FIELDS, arrays, strict=False)))
 
 
-def _shapes(header: Tensor) -> list[tuple[int, int]]:
-    values = header.tolist()
-    return list(zip(values[2 : 2 + 2 * values[1] : 2], values[3 : 3 + 2 * values[1] : 2], strict=True))
+def _shapes(flat: np.ndarray) -> list[tuple[int, int]]:
+    """(rows, columns) of each array of a message."""
+    return [(int(rows), int(columns)) for rows, columns in flat[2 : 2 + 2 * flat[1]].reshape(-1, 2)]
