@@ -20,6 +20,14 @@ from paceline.models.checkpoint import Checkpoint, StoredBlocks
 from paceline.models.dtypes import has_blocks
 from paceline.models.numba_executor.blocks.formats import FORMATS, BlockFormat
 from paceline.models.numba_executor.blocks.unpack import Codes, unpack
+from paceline.models.torch_executor.shard import Shard
+from paceline.models.torch_executor.split_layers import (
+    RowParallelLinear,
+    Sum,
+    VocabularyParallelEmbedding,
+    alone,
+    looked_up,
+)
 from paceline.models.torch_executor.weights import checkpoint_name
 
 _ROWS_AT_ONCE = 4096
@@ -113,6 +121,27 @@ class BlockMatrix:
 
         return widened(self, dtype)
 
+    def part(self, cut: tuple[slice, ...]) -> "BlockMatrix":
+        """The part that a `Shard.cut` names.
+
+        Raises:
+            InvalidParameter: it ends within a span.
+        """
+        if not cut:
+            return self
+        rows, columns = cut if len(cut) == 2 else (*cut, slice(None))
+        start, stop, _ = columns.indices(self.shape[1])
+        if start % self.span or stop % self.span:
+            problem = f"blocks of {self.span} weights cannot be cut at {start} and {stop}"
+            raise InvalidParameter("tensor_parallel_size", problem, "use fewer ranks, or dtype='bfloat16'")
+
+        def of(table: Tensor, width: int) -> Tensor:
+            return table[rows, start // width : stop // width].contiguous()
+
+        codes, shifts = of(self.codes, 2) if self.halves else self.codes[rows, start:stop].contiguous(), self.shifts
+        scales = of(self.scales, self.span)
+        return replace(self, codes=codes, scales=scales, shifts=None if shifts is None else of(shifts, self.span))
+
     @property
     def form(self) -> tuple:
         """Equal for matrices that can be joined."""
@@ -133,14 +162,20 @@ class BlockLinear(nn.Module):
 
     Args:
         in_one_order: see `BlockMatrix.times`.
+        total: see `RowParallelLinear`.
     """
 
-    def __init__(self, weight: BlockMatrix, bias: nn.Parameter | None, in_one_order: bool) -> None:
+    def __init__(
+        self, weight: BlockMatrix, bias: nn.Parameter | None, in_one_order: bool, total: Sum = alone
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.weight, self.bias, self.in_one_order = weight, bias, in_one_order
+        self.weight, self.bias, self.in_one_order, self._total = weight, bias, in_one_order, total
 
     def forward(self, input: Tensor) -> Tensor:
-        return self.weight.times(input, self.bias, in_one_order=self.in_one_order)
+        if self._total is alone:
+            return self.weight.times(input, self.bias, in_one_order=self.in_one_order)
+        summed = self._total(self.weight.times(input, in_one_order=self.in_one_order))
+        return summed if self.bias is None else summed + self.bias
 
 
 class BlockEmbedding(nn.Module):
@@ -149,14 +184,21 @@ class BlockEmbedding(nn.Module):
     Args:
         dtype: dtype of its outputs.
         in_one_order: see `BlockMatrix.times`.
+        first, total: see `VocabularyParallelEmbedding`.
     """
 
-    def __init__(self, weight: BlockMatrix, dtype: torch.dtype, in_one_order: bool) -> None:
+    def __init__(
+        self, weight: BlockMatrix, dtype: torch.dtype, in_one_order: bool, first: int = 0, total: Sum = alone
+    ) -> None:
         super().__init__()
         self.weight, self._dtype, self._in_one_order = weight, dtype, in_one_order
+        self._first, self._total = first, total
 
     def forward(self, input: Tensor) -> Tensor:
-        return self.weight.rows(input).to(self._dtype)
+        def table(tokens: Tensor) -> Tensor:
+            return self.weight.rows(tokens).to(self._dtype)
+
+        return looked_up(table, input, self.weight.shape[0], self._first, self._total)
 
     def project(self, x: Tensor) -> Tensor:
         """Logits [..., tokens] of final states x [..., hidden]."""
@@ -164,16 +206,19 @@ class BlockEmbedding(nn.Module):
 
 
 def put_blocks(
-    stack: nn.Module, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, in_one_order: bool
-) -> int:
+    stack: nn.Module, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, in_one_order: bool,
+    shard: Shard | None = None,
+) -> int:  # fmt: skip
     """Replace every linear layer and embedding of `stack` that the file has in blocks; returns their bytes.
 
     Args:
         dtype: of embeddings.
         in_one_order: see `BlockMatrix.times`.
+        shard: the part of the model that `stack` is; all of it by default.
 
     Raises:
-        InvalidParameter: the file has none that can be multiplied, or Triton is missing on a GPU.
+        InvalidParameter: the file has none that can be multiplied, or some that cannot be shared, or Triton is missing
+            on a GPU.
     """
     if not has_blocks(checkpoint):
         problem = f"'gguf' multiplies blocks of files, and this one has {checkpoint.storage}"
@@ -182,8 +227,11 @@ def put_blocks(
         raise InvalidParameter("dtype", "'gguf' needs triton on a GPU", "run pip install 'paceline[cuda]', or use auto")
 
     def found(path: str, _: nn.Module) -> BlockMatrix | None:
-        stored = checkpoint.blocks(checkpoint_name(f"{path}.weight"))
-        return None if stored is None or stored.storage not in FORMATS else BlockMatrix.of(stored, device)
+        name = f"{path}.weight"
+        stored = checkpoint.blocks(checkpoint_name(name))
+        if stored is None or stored.storage not in FORMATS:
+            return None
+        return BlockMatrix.of(stored, device).part(shard.cut(name) if shard else ())
 
     return replace_matrices(stack, found, dtype, in_one_order)
 
@@ -203,8 +251,12 @@ def replace_matrices(
         if matrix is None:
             continue
         total += matrix.nbytes
-        if isinstance(layer, nn.Linear):
+        if isinstance(layer, RowParallelLinear):
+            own = BlockLinear(matrix, layer.bias, in_one_order, layer.total)
+        elif isinstance(layer, nn.Linear):
             own = BlockLinear(matrix, layer.bias, in_one_order)
+        elif isinstance(layer, VocabularyParallelEmbedding):
+            own = BlockEmbedding(matrix, dtype, in_one_order, layer.first, layer.total)
         else:
             own = BlockEmbedding(matrix, dtype, in_one_order)
         parent, _, name = path.rpartition(".")

@@ -46,7 +46,7 @@ from paceline.sampling.answered import Question
 
 
 class CudaModel(TorchModel):
-    """A `CausalLM` for one GPU, or for CPU tensors in tests.
+    """A `CausalLM` for one GPU, or one rank's part of one for several; CPU tensors in tests.
 
     Args:
         checkpoint: the weights.
@@ -114,14 +114,12 @@ class CudaModel(TorchModel):
         peers = self.peers
         if self.dtype_choice.name != "gguf":
             return Stage(checkpoint, device, self.dtype_choice.name, peers.shard, peers.total)
-        if peers.shard is not None:
-            raise InvalidParameter("dtype", "'gguf' cannot be shared by ranks yet", "use bfloat16, or one device")
         on, activations = usable_device(device), activations_beside_blocks(device)
         prepare = partial(
             put_blocks, checkpoint=checkpoint, device=on, dtype=getattr(torch, activations),
-            in_one_order=self.deterministic,
+            in_one_order=self.deterministic, shard=peers.shard,
         )  # fmt: skip
-        return Stage(checkpoint, device, activations, prepare=prepare)
+        return Stage(checkpoint, device, activations, peers.shard, peers.total, prepare)
 
     @property
     def description(self) -> str:

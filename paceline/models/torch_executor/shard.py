@@ -88,15 +88,19 @@ class Shard:
 
     def part(self, name: str, values: np.ndarray) -> np.ndarray:
         """This rank's slice of the whole tensor `values` of the parameter `name`, linear layers as [out, in]."""
+        return values[self.cut(name)]
+
+    def cut(self, name: str) -> tuple[slice, ...]:
+        """The rows, or the rows and columns, of the parameter `name` that this rank holds; () for all of it."""
         if self.tensor_size == 1:
-            return values
+            return ()
         stem, kind = name.rsplit(".", 1)
         layer = stem.rsplit(".", 1)[-1]
         if layer in _OUTPUT_SPLIT:
-            return values[self._units(_OUTPUT_SPLIT[layer])]
+            return (self._units(_OUTPUT_SPLIT[layer]),)
         if layer in _INPUT_SPLIT and kind == "weight":
-            return values[:, self._units(_INPUT_SPLIT[layer])]
-        return values
+            return slice(None), self._units(_INPUT_SPLIT[layer])
+        return ()
 
     def _units(self, what: str) -> slice:
         share: slice = getattr(self, what)

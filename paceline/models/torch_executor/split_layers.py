@@ -19,15 +19,28 @@ def alone(part: Tensor) -> Tensor:
     return part
 
 
+def looked_up(table: Callable[[Tensor], Tensor], tokens: Tensor, size: int, first: int, total: Sum) -> Tensor:
+    """[M, hidden] of `tokens` [M], of which this rank's `table` has `size`, from `first` on."""
+    if total is alone:
+        return table(tokens)
+    own = tokens - first
+    is_own = (own >= 0) & (own < size)
+    return total(table(own.clamp(0, size - 1)) * is_own[:, None])
+
+
 class RowParallelLinear(nn.Linear):
-    """A linear layer split by input over the ranks; the bias is added once, after the sum."""
+    """A linear layer split by input over the ranks; the bias is added once, after the sum.
+
+    Attributes:
+        total: as given.
+    """
 
     def __init__(self, inputs: int, outputs: int, bias: bool, total: Sum = alone) -> None:
         super().__init__(inputs, outputs, bias=bias)
-        self._total = total
+        self.total = total
 
     def forward(self, input: Tensor) -> Tensor:
-        summed = self._total(functional.linear(input, self.weight))
+        summed = self.total(functional.linear(input, self.weight))
         return summed if self.bias is None else summed + self.bias
 
 
@@ -45,12 +58,7 @@ class VocabularyParallelEmbedding(nn.Embedding):
         self.first, self.total = first, total
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.total is alone:
-            return super().forward(input)
-        own = input - self.first
-        is_own = (own >= 0) & (own < self.num_embeddings)
-        found = super().forward(own.clamp(0, self.num_embeddings - 1))
-        return self.total(found * is_own[:, None])
+        return looked_up(super().forward, input, self.num_embeddings, self.first, self.total)
 
     def project(self, x: Tensor) -> Tensor:
         """Logits [..., tokens] of final states x [..., hidden], where the head is tied to this table."""

@@ -79,6 +79,16 @@ def test_joined_matrices_are_one_after_the_other(name):
     assert torch.equal(BlockMatrix.joined(parts).dense(), torch.cat([part.dense() for part in parts]))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rank_has_whole_groups_of_a_matrix(name):
+    matrix, values = matrix_of(name)
+    assert matrix.part(()) is matrix
+    for cut in ((slice(3, 20),), (slice(None), slice(64, 256))):
+        np.testing.assert_array_equal(matrix.part(cut).dense().numpy(), values[cut])
+    with pytest.raises(InvalidParameter, match="cannot be cut at 0 and 40"):
+        matrix.part((slice(None), slice(0, 40)))
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_model_in_its_files_blocks_has_the_files_numbers(tmp_path, tied):
     plain = RandomCheckpoint(small_config(tie_word_embeddings=tied, attention_bias=False))
