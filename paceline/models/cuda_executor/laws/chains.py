@@ -29,6 +29,12 @@ def packed(draws: Draws) -> np.ndarray:
     return np.concatenate([options.view(np.int64), words(draws.keys)], axis=1)
 
 
+def unpacked(bits: np.ndarray) -> Draws:
+    """The draws of `packed`."""
+    temperature, min_p, top_k, top_p = bits[:, :_NUM_OPTIONS].T.copy().view(np.float64)
+    return Draws(temperature, min_p, top_k, top_p, bits[:, _NUM_OPTIONS:].copy().view(np.uint64))
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Picks:
     """How the token of a row is picked.

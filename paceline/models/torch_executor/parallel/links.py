@@ -4,7 +4,9 @@ The groups belong to one model: torch's global default group is not used, so one
 models. Commands use gloo on every device; hidden states and all-reduces use the device's own backend.
 """
 
-from collections.abc import Iterator, Sequence
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,10 +19,13 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from paceline.models.torch_executor.parallel.layout import Layout
 from paceline.models.torch_executor.parallel.messages import FIRST, Message, decode, length_of_rest
+from paceline.models.torch_executor.shard import Shard
 
 LOOPBACK = "127.0.0.1"
 _FOREVER = timedelta(days=365)
 """How long a rank waits for its next command; the death of rank 0 ends the wait at once."""
+_NEVER_SENT = 1
+"""Tag of a message that is waited for only to learn that the connection has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,11 @@ class Links:
             self._data = self._group("data", world, device)
             self._peers = self._group(f"stage-{layout.stage_of(rank)}", peers, device) if len(peers) > 1 else None
 
+    @property
+    def shard(self) -> Shard:
+        """The shard of this rank."""
+        return self.layout.shard(self.rank)
+
     def total(self, part: Tensor) -> Tensor:
         """The sum of `part`, which may be overwritten, over the ranks that share this stage."""
         if self._peers is not None:
@@ -77,6 +87,22 @@ class Links:
             with self._reached():
                 self._peers.allreduce([part]).wait()
         return part
+
+    def gathered(self, part: Tensor) -> Tensor:
+        """[ranks, *shape]: `part` of every rank that shares this stage, in order of rank."""
+        part = part.contiguous()
+        found = part.new_empty(self.layout.tensor_size, *part.shape)
+        if self._peers is None or not part.numel():
+            return found.copy_(part)
+        with self._reached():
+            self._peers._allgather_base(found.view(-1), part.view(-1)).wait()
+        return found
+
+    def spread(self, tensor: Tensor) -> None:
+        """Overwrite a contiguous `tensor` by that of the first rank of this stage."""
+        if self._peers is not None:
+            with self._reached():
+                self._peers.broadcast(tensor, 0).wait()
 
     def send(self, tensor: Tensor, rank: int) -> None:
         """Send a tensor to `rank`, which must receive in the order of sending. Returns before it has arrived."""
@@ -130,6 +156,28 @@ class Links:
                 self._commands.recv([rest], 0, 0).wait()
         return decode(first, rest)
 
+    def guard(self, ranks: Iterable[int], when_gone: Callable[[ConnectionError], object]) -> None:
+        """Call `when_gone`, on a thread of its own, when one of `ranks` has ended.
+
+        With gloo a call that waits for that rank fails then; work on a GPU would wait for ever.
+        """
+
+        def wait_for_end_of(rank: int) -> None:
+            try:
+                with self._reached():
+                    self._commands.recv([torch.empty(1)], rank, _NEVER_SENT).wait(_FOREVER)
+            except ConnectionError as error:
+                when_gone(error)
+
+        for rank in ranks:
+            threading.Thread(target=wait_for_end_of, args=(rank,), daemon=True).start()
+
+    def abort(self) -> None:
+        """End the work between ranks that is in progress on the device; the groups cannot be used afterwards."""
+        for group in (self._peers, self._data):
+            if group is not None:
+                group.abort()
+
     @contextmanager
     def _reached(self) -> Iterator[None]:
         """A context that turns the RuntimeError of torch for a lost or late rank into a ConnectionError."""
@@ -142,6 +190,8 @@ class Links:
         store, own = PrefixStore(name, self._store), ranks.index(self.rank)
         timeout = timedelta(seconds=self._meeting.timeout)
         if device.type == "cuda":
+            # Torch would end this process when another rank is lost; see `guard`. Recording graphs needs it off, too.
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout
             return dist.ProcessGroupNCCL(store, own, len(ranks), options)

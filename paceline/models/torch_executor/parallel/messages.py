@@ -19,7 +19,7 @@ _ROWS_FIELDS = [field.name for field in fields(Rows)]
 
 
 class Command(IntEnum):
-    """Commands, which all ranks execute together."""
+    """Commands, which all ranks execute together; each executor has those that it needs."""
 
     FORWARD = 0
     NEW_CACHE = 1
@@ -29,6 +29,9 @@ class Command(IntEnum):
     MEASURE = 5
     CLOSE = 6
     JOIN = 7
+    CHAIN = 8
+    WEIGH_PAGES = 9
+    WRITE = 10
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -19,6 +19,7 @@ from paceline.models.dtypes import DtypeChoice
 from paceline.models.rows import Part, build_rows
 from paceline.models.torch_executor.model import check_rows
 from paceline.models.torch_executor.parallel.launch import Workers
+from paceline.models.torch_executor.parallel.layout import Layout
 from paceline.models.torch_executor.parallel.line import Line
 from paceline.models.torch_executor.parallel.links import Rendezvous
 from paceline.models.torch_executor.parallel.messages import Command, arrays_of, integers
@@ -161,14 +162,9 @@ class ParallelModel:
 
     def chip(self, repeats: int = 20) -> Chip:
         """See `RunsOnRanks`; the time of a pass over one row without its all-reduces counts as reading weights."""
-        size = self.tensor_parallel_size
         joining = max(float(seconds[0]) for seconds in self._tell(Command.JOIN, integers(repeats)))
         seconds, weights = self.measure(build_rows([Part(range(1), 0, [0])]), repeats)
-        sums = ALL_REDUCES_PER_LAYER * len(self.layout.stages[0]) * joining
-        reading = max(seconds[0] - sums, _LEAST_READING * seconds[0])
-        bandwidth = weights[0] / reading
-        balance = CPU_BALANCE if self.on_cpu else GPU_BALANCE
-        return Chip(bandwidth, balance * bandwidth, joining / math.log2(size) if size > 1 else 0.0)
+        return measured_chip(self.layout, seconds[0], joining, weights[0], self.on_cpu)
 
     def close(self) -> None:
         """End the workers. May be called again; afterwards the model cannot be used."""
@@ -205,7 +201,8 @@ class ParallelModel:
                 raise
         try:
             self._line.wait_for(turn)
-            return rest()
+            with ranks.timed():
+                return rest()
         except BaseException as error:
             ranks.give_up(error)
             raise
@@ -216,6 +213,21 @@ class ParallelModel:
         shards = [self.layout.shard(rank).narrowed() for rank in range(self.layout.world_size)]
         numbers = sum(c.num_hidden_layers * c.num_key_value_heads * c.head_dim for c in shards)
         return 2 * num_pages * PAGE_SIZE * numbers * self._dtype.itemsize
+
+
+def measured_chip(layout: Layout, seconds: float, joining: float, weights: int, on_cpu: bool) -> Chip:
+    """The speed of the devices, from one pass.
+
+    Args:
+        seconds: of the first stage's part of a pass over one row.
+        joining: seconds of one all-reduce of a row's hidden states.
+        weights: bytes of a rank of the first stage.
+    """
+    size = layout.tensor_size
+    sums = ALL_REDUCES_PER_LAYER * len(layout.stages[0]) * joining
+    bandwidth = weights / max(seconds - sums, _LEAST_READING * seconds)
+    balance = CPU_BALANCE if on_cpu else GPU_BALANCE
+    return Chip(bandwidth, balance * bandwidth, joining / math.log2(size) if size > 1 else 0.0)
 
 
 class LayerSubset:

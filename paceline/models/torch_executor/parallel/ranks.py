@@ -6,8 +6,11 @@ Not for what a command does (`model.py`), nor for the processes (`launch.py`).
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -19,6 +22,8 @@ from paceline.models.torch_executor.parallel.worker import Assignment, HandlesMe
 
 _POLL_SECONDS = 0.02
 """Seconds between checks whether all ranks have arrived."""
+_WATCHES = 20
+"""Checks within the time that a rank may take to answer."""
 
 
 class Ranks:
@@ -31,6 +36,7 @@ class Ranks:
 
     Attributes:
         workers: the other ranks; None when they were started by other means.
+        is_closing: whether the workers may end.
         door: held while a command is sent, so that commands of several threads reach all ranks in the same order.
 
     Raises:
@@ -40,6 +46,8 @@ class Ranks:
     def __init__(self, assignment: Assignment, start_others: Callable[[Rendezvous], Workers] | None = None) -> None:
         self.layout = assignment.layout
         self.door, self._ending = threading.RLock(), threading.Lock()
+        self._is_telling = self.is_closing = False
+        self._waits: dict[object, float] = {}
         self._num_caches, self._dropped = 0, []
         self._broken: WorkerDied | None = None
         self._joined: tuple[Links, HandlesMessages] | None = None
@@ -52,6 +60,8 @@ class Ranks:
             self._wait_for(store, "here", meeting.timeout)
             self._joined = assignment.join(store)
             self._wait_for(store, "loaded", meeting.timeout)
+            if assignment.device.startswith("cuda"):
+                self.guard(meeting.timeout)
         except BaseException as error:
             self.give_up(error)
             raise
@@ -63,6 +73,71 @@ class Ranks:
         if self._joined is None:
             raise WorkerDied("the model was ended by an earlier failure; load it again")
         return self._joined
+
+    def check(self) -> None:
+        """Raise WorkerDied after a failure or `close`."""
+        self.joined()
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """A context that waits for the device, and so may wait for other ranks; see `guard`."""
+        own = object()
+        self._waits[own] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._waits[own]
+
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        """As `timed`, with results that count only if no rank has ended meanwhile; raises WorkerDied if one has."""
+        try:
+            with self.timed():
+                yield
+        except RuntimeError:  # of a device whose work was ended
+            self.check()
+            raise
+        self.check()
+
+    @contextmanager
+    def telling(self, command: Command, *arrays: np.ndarray) -> Iterator[Links]:
+        """A context in which this rank executes its part of `command`, which is sent to the others.
+
+        Commands within it are parts of this one, and are not sent.
+
+        Raises:
+            WorkerDied: the model was closed, or a rank is gone.
+        """
+        with self.door:
+            links, _ = self.joined()
+            if self._is_telling:
+                yield links
+                return
+            self._is_telling = True
+            try:
+                self.tell(command, *arrays)
+                yield links
+                links.flush(links.take_sent())
+            except BaseException as error:  # out of step with the others, whatever it was
+                self.give_up(error)
+                raise
+            finally:
+                self._is_telling = False
+
+    def guard(self, timeout: float) -> None:
+        """Notice on threads when a rank has ended or does not answer for `timeout` seconds.
+
+        Then end this rank's work on its device, which would wait for ever.
+        """
+        links, _ = self.joined()
+        when_lost = partial(_lost, ref(self), links)
+        links.guard(range(1, self.layout.world_size), when_lost)
+        threading.Thread(target=_watch, args=(ref(self), timeout, when_lost), daemon=True).start()
+
+    def longest_wait(self) -> float | None:
+        """Seconds since the oldest `timed` context was entered; None after a failure or `close`."""
+        now = time.monotonic()
+        return None if self._broken else now - min(list(self._waits.values()), default=now)
 
     def number_of_cache(self) -> int:
         """The number of the next cache."""
@@ -113,6 +188,7 @@ class Ranks:
         """End the workers, which `tell_to_close` tells so. May be called again."""
         if self._broken is not None:
             return
+        self.is_closing = True
         try:
             tell_to_close()
         except WorkerDied:
@@ -137,3 +213,25 @@ class Ranks:
                 problem = f"ranks {', '.join(map(str, missing))} are not {what} after {timeout:g} s"
                 raise WorkerDied(f"{problem}; look at their machines, or allow a longer timeout")
             time.sleep(_POLL_SECONDS)
+
+
+def _lost(of: "ref[Ranks]", links: Links, error: ConnectionError) -> None:
+    """End the model `of` these ranks, one of which is gone."""
+    ranks = of()
+    if ranks is not None and not ranks.is_closing:
+        with suppress(WorkerDied):  # which is raised where the model is used
+            ranks.give_up(error)
+        links.abort()
+
+
+def _watch(of: "ref[Ranks]", timeout: float, when_lost: Callable[[ConnectionError], None]) -> None:
+    """Call `when_lost` once a wait takes longer than `timeout` seconds."""
+    while True:
+        time.sleep(timeout / _WATCHES)
+        ranks = of()
+        waited = ranks and ranks.longest_wait()
+        if waited is None:
+            return
+        if waited > timeout:
+            return when_lost(ConnectionError(f"no answer for {timeout:g} s"))
+        del ranks

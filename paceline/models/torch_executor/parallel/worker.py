@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import traceback
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -74,7 +75,7 @@ def ready_key(rank: int, what: str) -> str:
 
 
 def run_worker(assignment: Assignment) -> None:
-    """Execute the commands of rank 0 until it closes the model.
+    """Execute the commands of rank 0 until it closes the model. On a GPU the process ends when rank 0 is gone.
 
     Raises:
         ConnectionError: rank 0 or another rank is gone.
@@ -83,10 +84,16 @@ def run_worker(assignment: Assignment) -> None:
         torch.set_num_threads(assignment.num_threads)
     store = assignment.meeting.store(assignment.rank, assignment.layout.world_size)
     store.set(ready_key(assignment.rank, "here"), "")
+    is_on_gpu, closed = assignment.device.startswith("cuda"), threading.Event()
+    if is_on_gpu:
+        torch.cuda.set_device(assignment.device)
     links, rank = assignment.join(store)
+    if is_on_gpu:
+        links.guard([0], lambda _: closed.is_set() or os._exit(LOST_PEER))
     store.set(ready_key(assignment.rank, "loaded"), "")
     while (message := links.listen()).command is not Command.CLOSE:
         rank.handle(message)
+    closed.set()
 
 
 def main() -> None:

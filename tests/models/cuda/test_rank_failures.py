@@ -1,0 +1,81 @@
+"""The cuda executor over two ranks, one of which fails: rank 0 says so, does not wait for ever, and ends the others."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from paceline.errors import InvalidParameter, WorkerDied  # noqa: E402
+from paceline.models.cuda_executor import CudaModel  # noqa: E402
+from paceline.models.cuda_executor.parallel import launch_model  # noqa: E402
+from paceline.models.rows import Part, build_rows  # noqa: E402
+from paceline.models.torch_executor.parallel.messages import Command, integers  # noqa: E402
+from tests.fakes import RandomCheckpoint, mixture_config, small_config  # noqa: E402
+
+from .batches import TREE, tokens_of  # noqa: E402
+from .threads import on_threads  # noqa: E402
+
+CHECKPOINT = RandomCheckpoint(small_config(num_hidden_layers=1))
+
+
+def test_kernels_over_two_processes_until_one_is_killed():
+    """In float16 by Triton's interpreter, a row alone and in a tree; an end is noticed where no pass is running."""
+    pytest.importorskip("triton")
+    rows = build_rows([Part((1,), 0, tokens_of(len(TREE)), TREE)])
+    how = {"device": "cpu", "dtype": "float16", "attention": "triton", "deterministic": True}
+    with launch_model(CHECKPOINT, 2, **how, timeout=60) as model:
+        cache = model.new_cache(2)
+        root = model.forward(build_rows([Part((1,), 0, tokens_of(1))]), cache).logits[0]
+        ours = model.forward(rows, cache).logits
+        assert np.array_equal(root, ours[0])
+        reference = CudaModel(CHECKPOINT, "cpu", "float16", attention="by_position")
+        theirs = reference.forward(rows, reference.new_cache(2)).logits
+        assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.999
+        model.ranks.guard(60)
+        [pid] = model.ranks.workers.pids
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        with pytest.raises(WorkerDied, match="rank 1 was ended by signal 9"):
+            while time.monotonic() < deadline:
+                model.ranks.check()
+                time.sleep(0.02)
+        with pytest.raises(WorkerDied, match="earlier failure"):
+            model.forward(rows, cache)
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_an_error_on_another_rank_is_told_and_ends_the_model():
+    model = on_threads(CHECKPOINT, timeout=2)
+    with model.ranks.telling(Command.MOVE, integers(99), integers(1), integers(2)):
+        pass
+    with pytest.raises(WorkerDied, match="KeyError: 99"):
+        model.new_cache(1).read([0])
+    with pytest.raises(WorkerDied, match="earlier failure"):
+        model.new_cache(1)
+    model.close()
+
+
+def test_a_rank_that_does_not_answer_counts_as_dead():
+    model = on_threads(CHECKPOINT)
+    model.ranks.guard(0.2)
+    with model.ranks.timed():
+        pass
+    time.sleep(0.4)
+    model.ranks.check()
+    with pytest.raises(WorkerDied, match=r"no answer for 0\.2 s"), model.ranks.checked():
+        time.sleep(0.8)
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "options"), [("tensor_parallel_size", {"checkpoint": RandomCheckpoint(mixture_config())}),
+                           ("deterministic", {"attention": "sdpa", "deterministic": True})]
+)  # fmt: skip
+def test_what_cannot_be_shared_is_refused(field, options):
+    with pytest.raises(InvalidParameter) as caught:
+        on_threads(**{"checkpoint": CHECKPOINT} | options)
+    assert caught.value.field == field
