@@ -99,13 +99,14 @@ class EngineConfig:
             ``w8a8`` rounds activations to 8 bits too and multiplies integers (lossy against int8, and the fastest for
             many rows); ``gguf`` does so with the blocks of a GGUF file as they are;
             ``auto`` chooses one that leaves the text as the file has it (`models.dtypes.choose_dtype`).
-        executor: ``numba`` (CPU kernels), ``torch`` (every family, any device), ``cuda`` (graphs and kernels for one
-            GPU), or ``auto``: cuda on a CUDA device, torch on others, on the CPU numba where it can.
+        executor: ``numba`` (CPU kernels), ``torch`` (every family, any device), ``cuda`` (graphs and kernels for
+            GPUs), or ``auto``: cuda on a CUDA device, torch on others and for pipeline stages, on the CPU numba where
+            it can.
         device: torch device of the torch and cuda executors, e.g. ``cuda:0``. The cuda executor runs on ``cpu`` too,
             slowly, for tests.
         num_threads: threads of a pass; None takes the number of physical cores that the process may use.
-        tensor_parallel_size: processes that share every layer. More than one process in total means the torch executor;
-            on CUDA each process has a device of its own.
+        tensor_parallel_size: processes that share every layer, on the cuda executor or the torch executor; on CUDA each
+            process has a device of its own.
         pipeline_parallel_size: pipeline stages, each a group of `tensor_parallel_size` processes with some layers.
         pipeline_layer_partition: number of layers of each stage; None balances the stages.
         pipeline_head_share: share of the output head's weights, in [0, 1], that counts in this balance: 1 for decoding,
@@ -119,7 +120,7 @@ class EngineConfig:
             rounded), ``int8`` (a quarter, lossy), or ``auto``: float16 with w8a8, gguf, and with bfloat16 where the
             processor has AVX-512 BF16, else float32. The torch executor keeps the weights' type.
         memory_fraction: memory of the KV cache as a share, in (0, 1], of the memory that is free once the model is
-            loaded.
+            loaded; with several GPUs, of all of them.
         prefix_caching: whether requests with a common prefix compute its pages once.
         scheduler: scheduling policy by name.
         parse_special_tokens: whether control tokens written in prompts and messages (``<|im_end|>``) are encoded as
@@ -185,9 +186,11 @@ class EngineConfig:
             if getattr(self, name) not in choice.__args__:
                 problem = f"{getattr(self, name)!r} is unknown"
                 raise InvalidParameter(name, problem, f"use one of {', '.join(choice.__args__)}")
-        if self.executor in ("numba", "cuda") and self.is_parallel:
-            problem = f"{self.executor!r} runs in one process"
-            raise InvalidParameter("executor", problem, "use torch for a parallel run")
+        if self.executor == "numba" and self.is_parallel:
+            raise InvalidParameter("executor", "'numba' runs in one process", "use torch for a parallel run")
+        if self.executor == "cuda" and self.pipeline_parallel_size > 1:
+            problem = "'cuda' has no pipeline stages"
+            raise InvalidParameter("executor", problem, "use torch, or tensor_parallel_size alone")
         if self.executor == "numba" and self.device != "cpu":
             raise InvalidParameter("device", f"{self.device!r} is no place for the numba executor", "use cpu")
 
@@ -199,11 +202,11 @@ class EngineConfig:
     @property
     def chosen_executor(self) -> Executor:
         """The executor to use; ``auto`` means numba, or torch where numba cannot run the model."""
-        if self.is_parallel:
-            return "torch"
-        if self.executor != "auto" or self.device == "cpu":
+        if self.executor != "auto":
             return self.executor
-        return "cuda" if self.device.startswith("cuda") else "torch"
+        if self.device.startswith("cuda") and self.pipeline_parallel_size == 1:
+            return "cuda"
+        return "auto" if self.device == "cpu" and not self.is_parallel else "torch"
 
     def in_one_process(self) -> "EngineConfig":
         """The same config for a model that runs in this process alone, e.g. the draft model of a parallel run."""

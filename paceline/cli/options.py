@@ -103,7 +103,7 @@ Threads = Annotated[
     int | None, option(MACHINE, "--threads", min=1, help="Threads of a pass; default all physical cores.")
 ]
 TensorParallel = Annotated[
-    int, option(MACHINE, "--tensor-parallel-size", help="Processes that share every layer (torch executor).")
+    int, option(MACHINE, "--tensor-parallel-size", help="Processes, or GPUs, that share every layer.")
 ]
 PipelineParallel = Annotated[
     int, option(MACHINE, "--pipeline-parallel-size", help="Groups of processes with some of the layers each.")

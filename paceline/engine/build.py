@@ -73,38 +73,41 @@ def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progr
     if config.kv_cache_dtype != "auto":
         problem = f"{config.kv_cache_dtype!r} cannot be chosen with the {executor} executor"
         raise InvalidParameter("kv_cache_dtype", problem, "leave it at auto: keys have the weights' type")
+    if executor == "cuda" and config.device == "cpu":
+        warn_safely("the cuda executor runs on the CPU, slowly, for tests; name a GPU by device (--device cuda:0)",
+                    UserWarning)  # fmt: skip
+    if executor != "cuda" and config.deterministic:
+        problem = "the torch executor sums by the number of rows"
+        raise InvalidParameter("deterministic", problem, "use executor='cuda', or 'numba', which always is")
     if config.is_parallel:
         return _parallel_model(checkpoint, config, name, progress)
     if executor == "cuda":
-        if config.device == "cpu":
-            warn_safely("the cuda executor runs on the CPU, slowly, for tests; name a GPU by device (--device cuda:0)",
-                        UserWarning)  # fmt: skip
         from paceline.models.cuda_executor import CudaModel
 
         return CudaModel(checkpoint, config.device, config.dtype, deterministic=config.deterministic)
-    if config.deterministic:
-        problem = "the torch executor sums by the number of rows"
-        raise InvalidParameter("deterministic", problem, "use executor='cuda', or 'numba', which always is")
     from paceline.models.torch_executor import TorchModel
 
     return TorchModel(checkpoint, config.device, config.dtype)
 
 
 def _parallel_model(checkpoint: Checkpoint, config: EngineConfig, name: str, progress: NamedProgress) -> CausalLM:
-    from paceline.models.torch_executor.parallel import launch_model
-
     what = f"starting {config.tensor_parallel_size} x {config.pipeline_parallel_size} processes for {name}"
     progress(what, 0, 1)
-    model = launch_model(
-        checkpoint,
-        config.tensor_parallel_size,
-        config.pipeline_parallel_size,
-        layer_partition=config.pipeline_layer_partition,
-        head_share=config.pipeline_head_share,
-        device=config.device,
-        dtype=config.dtype,
-        num_threads=config.num_threads,
-    )
+    how = {"device": config.device, "dtype": config.dtype, "num_threads": config.num_threads}
+    if config.chosen_executor == "cuda":
+        from paceline.models.cuda_executor import parallel as on_gpus
+
+        model = on_gpus.launch_model(
+            checkpoint, config.tensor_parallel_size, deterministic=config.deterministic, **how
+        )  # fmt: skip
+    else:
+        from paceline.models.torch_executor import parallel
+
+        partition, head_share = config.pipeline_layer_partition, config.pipeline_head_share
+        degrees = config.tensor_parallel_size, config.pipeline_parallel_size
+        model = parallel.launch_model(
+            checkpoint, *degrees, layer_partition=partition, head_share=head_share, **how
+        )  # fmt: skip
     progress(what, 1, 1)
     return model
 

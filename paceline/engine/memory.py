@@ -70,9 +70,13 @@ def _check_room(config: EngineConfig) -> None:
 
 
 def cache_bytes(config: EngineConfig) -> int:
-    """Bytes of the KV cache: `memory_fraction` of the free memory, else `kv_cache_memory_bytes` or the default."""
+    """Bytes of the KV cache: `memory_fraction` of the free memory, else `kv_cache_memory_bytes` or the default.
+
+    Where each process has a GPU of its own, each is taken to have as much free as the first.
+    """
     if config.memory_fraction is not None:
-        return int(config.memory_fraction * available_memory(config.device))
+        num_devices = 1 if config.device == "cpu" else config.tensor_parallel_size * config.pipeline_parallel_size
+        return int(config.memory_fraction * num_devices * available_memory(config.device))
     return config.kv_cache_memory_bytes or DEFAULT_BYTES
 
 

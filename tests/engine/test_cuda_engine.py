@@ -8,7 +8,7 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.build import build_engine, load_executor, silent
 from paceline.errors import InvalidParameter
 from paceline.models.base import DrawsLaws
-from paceline.models.cuda_executor import CudaModel
+from paceline.models.cuda_executor import CudaModel, parallel
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.models.torch_executor import TorchModel
@@ -94,14 +94,27 @@ def test_a_broken_row_ends_its_request_alone(models, monkeypatch):
 def test_the_device_chooses_the_executor():
     assert EngineConfig(device="cuda:0").chosen_executor == "cuda"
     assert EngineConfig(device="cuda", executor="torch").chosen_executor == "torch"
-    assert EngineConfig(device="cuda", tensor_parallel_size=2).chosen_executor == "torch"
+    assert EngineConfig(device="cuda", tensor_parallel_size=2).chosen_executor == "cuda"
+    assert EngineConfig(device="cuda", pipeline_parallel_size=2).chosen_executor == "torch"
+    assert EngineConfig(tensor_parallel_size=2).chosen_executor == "torch"
     assert EngineConfig().chosen_executor == "auto"
     model = load_executor(CHECKPOINT, EngineConfig(executor="cuda", dtype="float32"), "small", silent)
     assert isinstance(model, CudaModel)
     assert isinstance(model, DrawsLaws)
     assert not isinstance(TorchModel(CHECKPOINT), DrawsLaws)
-    with pytest.raises(InvalidParameter, match="one process"):
-        EngineConfig(executor="cuda", tensor_parallel_size=2)
+    with pytest.raises(InvalidParameter, match="no pipeline stages"):
+        EngineConfig(executor="cuda", pipeline_parallel_size=2)
+
+
+def test_several_processes_have_this_executor_each(monkeypatch):
+    started = []
+    monkeypatch.setattr(parallel, "launch_model", lambda *given, **options: started.append((given, options)))
+    how = {"dtype": "float32", "tensor_parallel_size": 2, "deterministic": True}
+    load_executor(CHECKPOINT, EngineConfig(executor="cuda", **how), "small", silent)
+    options = {"device": "cpu", "dtype": "float32", "num_threads": None, "deterministic": True}
+    assert started == [((CHECKPOINT, 2), options)]
+    with pytest.raises(InvalidParameter, match="deterministic"):
+        load_executor(CHECKPOINT, EngineConfig(**how), "small", silent)
 
 
 @pytest.mark.parametrize("field", [{"dtype": "int8"}, {"kv_cache_dtype": "float16"}])

@@ -83,6 +83,12 @@ def test_a_fraction_that_holds_no_request_is_named(tiny, monkeypatch):
         cache_capacity(tiny.model, EngineConfig(memory_fraction=0.5))
 
 
+def test_a_fraction_is_of_all_gpus(monkeypatch):
+    monkeypatch.setattr(memory, "available_memory", lambda device: 1000)
+    assert cache_bytes(EngineConfig(memory_fraction=0.5, device="cuda", tensor_parallel_size=4)) == 2000
+    assert cache_bytes(EngineConfig(memory_fraction=0.5, tensor_parallel_size=4)) == 500
+
+
 @pytest.mark.parametrize("scheduler", ["stall_free", "orca", "sarathi", "request_level"])
 def test_admission_never_promises_more_pages_than_there_are(engine_for, scheduler):
     engine = engine_for(
