@@ -124,7 +124,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--drafts", nargs="*", default=["ngram", "suffix"])
     parser.add_argument("--draft-model", help="for draft_model and hybrid, and the peer llama-cpp-draft")
     parser.add_argument("--num-draft-tokens", type=int, help="most drafted tokens per pass; default: each method's own")
-    parser.add_argument("--rule", default="p/q")
+    parser.add_argument("--rule", default="auto")
     parser.add_argument("--policy", default="auto")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)

@@ -132,7 +132,8 @@ def _can_race(live: LiveSample, tree: TokenTree, scores: Scores) -> bool:
     """Whether the rule reads nothing but draws from laws at a temperature, and all logits are finite."""
     if scores.race is None or scores.peaks is None or live.state.params.is_greedy:
         return False
-    return min(scores.peaks) >= 0 and asks_of(live.judge.verify, tree) == "draws"
+    asks = asks_of(live.judge.verify, tree)  # where nothing is drafted, every exact rule draws
+    return min(scores.peaks) >= 0 and (asks == "draws" or (asks == "trials" and not len(tree)))
 
 
 class _Raced:

@@ -42,12 +42,20 @@ def test_texts_are_those_of_laws(engine_for, raced, monkeypatch, kind, method):
     assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
 
 
-def test_requests_without_a_seed_race_where_their_rule_only_draws(engine_for, raced):
-    run_all(engine_for("ngram"), params=params_of("plain"))
-    assert raced
-    raced.clear()
-    run_all(engine_for({"method": "ngram", "rule": "p/q", "policy": "fixed"}), ["abcabcabc"], params_of("plain"))
-    assert not raced  # p/q reads probabilities
+@pytest.mark.parametrize("rule", ["auto", "p/q", "block", "lenient"])
+def test_requests_without_a_seed_race_where_their_rule_only_draws(engine_for, monkeypatch, rule):
+    """p/q reads probabilities where something was drafted; block verification and the lossy rules always read laws."""
+    found, can_race = set(), drawing._can_race
+
+    def asked(live, tree, scores):
+        found.add((bool(len(tree)), can_race(live, tree, scores)))
+        return can_race(live, tree, scores)
+
+    monkeypatch.setattr(drawing, "_can_race", asked)
+    config = {"method": "ngram", "rule": rule, "policy": "fixed", "num_draft_tokens": 3}
+    run_all(engine_for(config), params=params_of("plain", max_tokens=40))
+    drafted, plain = {"auto": (True, True), "p/q": (False, True)}.get(rule, (False, False))
+    assert found == {(True, drafted), (False, plain)}
 
 
 def test_a_row_that_is_no_number_is_reported_as_ever(engine_for, monkeypatch):
