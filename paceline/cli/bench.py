@@ -55,7 +55,7 @@ class Prompts:
     ignore_eos: Annotated[bool, o.option(WHAT, "--ignore-eos", help="Go on after the end of the answer.")] = False
     seed: Annotated[int, o.option(WHAT, "--seed", help="Of sampled answers.")] = 0
     unseeded: Annotated[
-        bool, o.option(WHAT, "--unseeded", help="Sample without seeds: drawn drafts are then judged by p/q.")
+        bool, o.option(WHAT, "--unseeded", help="Sample without seeds: most drawn drafts are then judged by p/q.")
     ] = False
     raw: o.Raw = False
 

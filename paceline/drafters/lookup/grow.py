@@ -34,9 +34,8 @@ _ORDERS = 3
 _NOISE = 0.65
 """Exponent of the noise, per unit of temperature."""
 _REST, _REST_HEAT = 0.3, 1.2
-"""Weight of all other tokens: rest^0.3 exp(1.2 temperature^3), where rest is what the chances leave. These numbers are
-near the best fit to 12,000 tokens of the default model's answers at each of five temperatures: exponents of 0.18, 0.30,
-0.41, 0.71 and 1.0 at 0.3, 0.5, 0.7, 1 and 1.3."""
+"""Weight of all other tokens: rest^0.3 exp(1.2 temperature^3), where rest is what the chances leave. All three numbers
+are near the best fit at five temperatures (`benchmarks/lookup_noise.py`)."""
 _LEAST_REST = 1e-3
 _LESS = 0.6
 _UNKNOWN = 1e-4
