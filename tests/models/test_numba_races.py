@@ -76,6 +76,17 @@ def test_the_share_of_a_nucleus_is_the_laws():
         assert kept == (token if is_inside else -1) or abs(above - 0.6) < 1e-3
 
 
+def test_logits_that_differ_too_little_for_double_precision_are_left_to_the_law():
+    """Their weights are the same, and a nucleus takes lower ids first, not larger logits."""
+    params, warper = SamplingParams(temperature=1.0, top_p=0.5), Warper(SamplingParams(temperature=1.0, top_p=0.5))
+    near = np.arange(300, dtype=np.float32) * np.float32(1e-20)
+    for row in (near, np.append(near, np.float32(1.0)), -near.astype(np.float64)):
+        best = int(row.argmax())
+        for place in range(60):
+            token = race(row, best, params.temperature, 0, params.top_p, np.uint64(_key(place)))
+            assert token in (-1, NOISE.draw(warper.law(row), place, "target"))
+
+
 def test_a_temperature_too_small_for_single_precision_is_left_to_the_law():
     row = rows_of(300)[0]
     assert race(row, int(row.argmax()), 1e-39, 0, 1.0, np.uint64(1)) == -1

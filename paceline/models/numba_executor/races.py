@@ -31,6 +31,9 @@ _SLACK = 1.001
 """More than single precision can be wrong by in the bounds."""
 _MARGIN = 1e-3
 """Relative difference from top-p that decides whether a token is in the nucleus; the sums are right to about 1e-5."""
+_TIE = 1e-14
+"""Difference of logits, over their distance to the largest plus the temperature, below which double precision may give
+them the same weight."""
 _LOWEST, _BIAS, _ONE = np.float32(-120), np.float32(127), np.float32(1 << 23)
 _HALF, _EXPONENT, _SHIFT = np.float32(0.5), np.int32(127), np.int32(23)
 _C1, _C2, _C3, _C4, _C5 = (np.float32(math.log(2) ** n / math.factorial(n)) for n in range(1, 6))
@@ -69,8 +72,8 @@ def _may_come(logits, first, end, peak, scale, time, key):
 
 
 @njit(**OPTIONS, fastmath={"reassoc", "contract"})
-def _masses(logits, first, end, peak, scale, level):
-    """(sum of the weights of a block, sum of those whose logit exceeds `level`, number of those that equal it)."""
+def _masses(logits, first, end, peak, scale, level, low, high):
+    """(sum of the weights of a block, sum of those whose logit exceeds `level`, number of logits from low to high)."""
     whole, above, equal = np.float32(0), np.float32(0), np.int32(0)
     for i in range(first, end):
         exponent = max(np.float32(logits[i] - peak) * scale, _LOWEST)
@@ -80,17 +83,19 @@ def _masses(logits, first, end, peak, scale, level):
         weight = power * _as_float((n + _EXPONENT) << _SHIFT)
         whole += weight
         above += weight if logits[i] > level else np.float32(0)
-        equal += np.int32(logits[i] == level)
+        equal += np.int32(low <= logits[i] <= high)
     return whole, above, equal
 
 
 @kernel
-def _share_above(logits, peak, scale, level):
-    """The share of the mass of the tokens whose logit exceeds that of one; 1 where others equal it, of which a nucleus
-    takes those with lower ids first."""
+def _share_above(logits, peak, temperature, scale, level):
+    """The share of the mass of the tokens whose logit exceeds that of one; 1 where others may have its weight, of which
+    a nucleus takes those with lower ids first."""
+    near = _TIE * (temperature + np.float64(peak) - np.float64(level))
+    low, high = logits.dtype.type(level - near), logits.dtype.type(level + near)
     whole, above, equal = 0.0, 0.0, 0
     for first in range(0, len(logits), _BLOCK):
-        sums = _masses(logits, first, min(first + _BLOCK, len(logits)), peak, scale, level)
+        sums = _masses(logits, first, min(first + _BLOCK, len(logits)), peak, scale, level, low, high)
         whole += sums[0]
         above += sums[1]
         equal += sums[2]
@@ -131,6 +136,6 @@ def race(logits, best, temperature, top_k, top_p, key):
     level = logits[token]
     if top_k > 0 and _num_above(logits, level) >= top_k:
         return UNDECIDED
-    if top_p < 1 and _share_above(logits, peak, scale, level) >= top_p * (1 - _MARGIN):
+    if top_p < 1 and _share_above(logits, peak, temperature, scale, level) >= top_p * (1 - _MARGIN):
         return UNDECIDED
     return token
