@@ -178,7 +178,7 @@ def _candidates(own_index, past_index, memory, trust, path, depth, nodes, most, 
 
 @kernel
 def _race(tokens, chances, num, key, temperature):
-    """Turn chances into those given the noise of the draw."""
+    """Turn chances into those given the noise of the draw; 0 at temperatures so high that nothing can be guessed."""
     rest, power = 1.0, _NOISE * temperature
     for c in range(num):
         rest -= chances[c]
@@ -187,7 +187,7 @@ def _race(tokens, chances, num, key, temperature):
     for c in range(num):
         total += chances[c]
     for c in range(num):
-        chances[c] /= total
+        chances[c] = chances[c] / total if total < math.inf else 0.0
 
 
 @kernel

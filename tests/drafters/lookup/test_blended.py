@@ -74,6 +74,15 @@ def test_noise_that_is_known_decides_between_tokens_of_equal_chance():
     assert unknown.tokens == greedy.tokens == propose(Blended(mode="path"), text, 1).tokens
 
 
+def test_the_highest_temperatures_leave_nothing_to_guess():
+    """Also where a token's noise is so small that its quotient overflows: 1e-7 to the power of -65."""
+    text = [1, 2, 7, 1, 3, 8, 1, 3, 9, 1, 2, 6, 1]
+    [cool] = Blended(min_token_prob=0.0).propose([sampled(text, 2, 2.0, seed=192119)])
+    [hot] = Blended(min_token_prob=0.0).propose([sampled(text, 2, 100.0, seed=192119)])
+    assert len(cool) == 2
+    assert not len(hot)
+
+
 def test_what_is_learnt_of_guesses_with_noise_is_kept_apart():
     drafter = Blended()
     text = [1, 2, 3] * 8
