@@ -214,7 +214,7 @@ def _walked(
     is_lookup = traits.deterministic and not traits.taps
     reader = None if is_lookup else Reader(loaded.model, engine, params, k)
     if reader is None:
-        rounds = replay_lookup(engine.drafter, texts, k)
+        rounds = replay_lookup(engine.drafter, texts, k, params)
     else:
         rounds = replay_drafter(engine.drafter, reader, texts, k, params, how == SEEDED)
     trace = None
@@ -226,7 +226,7 @@ def _walked(
     if is_lookup and traits.remembers:
         for batch in sorted({each for each in batches if each > 1}):
             fresh = engine_that_drafts(loaded, one.spec, config, profile, progress)
-            company[batch] = replay_in_company(fresh.drafter, texts, k, batch)
+            company[batch] = replay_in_company(fresh.drafter, texts, k, batch, params)
     return Candidate(
         one.draft, k, one.spec, rounds, how, has_model=not is_lookup, trace=trace, in_company=company
     )  # fmt: skip

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from paceline.drafters.base import Drafter
 from paceline.evaluation.advise.replay import Rounds, Text
-from paceline.evaluation.advise.walk import Clock, Walk
+from paceline.evaluation.advise.walk import GREEDY, Clock, Walk
+from paceline.types import SamplingParams
 
 
 def in_company(texts: Sequence[Text], at_once: int) -> list[list[int]]:
@@ -24,12 +25,13 @@ def in_company(texts: Sequence[Text], at_once: int) -> list[list[int]]:
 
 
 def replay_in_company(
-    drafter: Drafter, texts: Sequence[Text], most: int, at_once: int, clock: Clock = time.perf_counter
-) -> list[Rounds]:
+    drafter: Drafter, texts: Sequence[Text], most: int, at_once: int, params: SamplingParams = GREEDY,
+    clock: Clock = time.perf_counter,
+) -> list[Rounds]:  # fmt: skip
     """The rounds of every text when `at_once` texts of a family are decoded together; otherwise as `replay_lookup`."""
     found = [Rounds(0)] * len(texts)
     for group in in_company(texts, at_once):
-        walks = {number: Walk(drafter, f"text-{number}", texts[number], most, clock=clock) for number in group}
+        walks = {number: Walk(drafter, f"text-{number}", texts[number], most, params, clock=clock) for number in group}
         for walk in walks.values():
             walk.begin()
         while walks:

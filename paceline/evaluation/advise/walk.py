@@ -3,9 +3,10 @@
 At temperature 0, and for deterministic drafts at any, these are the rounds of a real run with a fixed length, for any
 stateful drafter: chains, trees, heads with the target's hidden states, hybrids, models on the target's own cache. With
 the target's noise (the coupled rule) they are too, since a drafted token is accepted exactly if it is the target's
-pick. For p/q a chain is drawn along the text, and each token is accepted with probability min(1, q(x)/p(x)). Not for
-draft models that need no walk (`replay.py`), nor for drafters that use the target's outputs off the text (lookahead,
-jacobi).
+pick. A lookup that ranks its guesses by that noise knows it only where the text has a seed; elsewhere it guesses
+without, and its rounds are a few per cent too many. For p/q a chain is drawn along the text, and each token is accepted
+with probability min(1, q(x)/p(x)). Not for draft models that need no walk (`replay.py`), nor for drafters that use the
+target's outputs off the text (lookahead, jacobi).
 """
 
 import time
@@ -29,15 +30,21 @@ GREEDY = SamplingParams(temperature=0)
 NOTHING_READ = Reading()
 
 
-def replay_lookup(drafter: Drafter, texts: Sequence[Text], most: int, clock: Clock = time.perf_counter) -> list[Rounds]:
+def replay_lookup(
+    drafter: Drafter, texts: Sequence[Text], most: int, params: SamplingParams = GREEDY,
+    clock: Clock = time.perf_counter,
+) -> list[Rounds]:  # fmt: skip
     """The rounds of every text, in order, so that a drafter can use earlier answers.
 
     Args:
         drafter: new; proposes from text alone.
         most: largest number of nodes of a draft.
+        params: of the requests.
         clock: seconds.
     """
-    return [Walk(drafter, f"text-{number}", text, most, clock=clock).rounds() for number, text in enumerate(texts)]
+    return [
+        Walk(drafter, f"text-{number}", text, most, params, clock=clock).rounds() for number, text in enumerate(texts)
+    ]
 
 
 def replay_drafter(

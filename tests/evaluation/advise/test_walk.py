@@ -5,10 +5,11 @@ import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.build import build_engine
+from paceline.evaluation.advise.company import replay_in_company
 from paceline.evaluation.advise.noise import AlongText, NoiseOfText
 from paceline.evaluation.advise.reading import Reader
 from paceline.evaluation.advise.replay import Text
-from paceline.evaluation.advise.walk import replay_drafter
+from paceline.evaluation.advise.walk import replay_drafter, replay_lookup
 from paceline.sampling import Law
 from paceline.types import SamplingParams
 from tests.engine.conftest import run_all
@@ -67,6 +68,23 @@ def test_greedy_walks_take_the_passes_of_a_real_run(target, name):
 def test_so_do_sampled_ones_with_their_seed(target, name):
     real, found = both(target, name, SamplingParams(temperature=0.7, seed=5, max_tokens=30, ignore_eos=True), True)
     assert found == real
+
+
+@pytest.mark.parametrize("replay", [replay_lookup, lambda *given: replay_in_company(*given[:3], 1, given[3])])
+def test_a_lookup_guesses_with_the_noise_of_a_seeded_text(target, replay):
+    spec = {"method": "suffix", "num_draft_tokens": 3, "options": {"memory": "none", "min_token_prob": 0.001}}
+    few = list(range(3, 9))
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=60, ignore_eos=True, allowed_token_ids=few)
+    real = engine_of(target, spec)
+    outputs = [run_all(real, [prompt], params)[0] for prompt in PROMPTS]
+    texts = [Text(o.prompt_token_ids, o.token_ids, True, seed=params.seed) for o in outputs]
+    stats = [(o.stats.num_target_passes, o.stats.num_draft_tokens) for o in outputs]
+
+    def rounds_of(params):
+        rounds = replay(engine_of(target, spec).drafter, texts, 3, params)
+        return [(one.count, sum(size * n for size, n in one.sizes.items())) for one in rounds]
+
+    assert rounds_of(params) == stats != rounds_of(GREEDY)
 
 
 def test_noise_that_said_a_text_says_it_again_and_is_noise():
