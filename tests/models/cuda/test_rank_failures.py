@@ -79,3 +79,10 @@ def test_what_cannot_be_shared_is_refused(field, options):
     with pytest.raises(InvalidParameter) as caught:
         on_threads(**{"checkpoint": CHECKPOINT} | options)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("found", [0, 1])
+def test_missing_devices_are_told_before_a_dtype_is_chosen_for_them(found, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
+    with pytest.raises(InvalidParameter, match=f"need as many CUDA devices, {found} found"):
+        launch_model(CHECKPOINT, 2, dtype="auto")

@@ -12,7 +12,7 @@ from paceline.models.cuda_executor.attention import AttentionName
 from paceline.models.cuda_executor.parallel.assignment import CudaAssignment
 from paceline.models.cuda_executor.parallel.leading import LeadingModel
 from paceline.models.dtypes import choose_dtype
-from paceline.models.torch_executor.parallel import Assignment, Layout, Rendezvous, first_and_others
+from paceline.models.torch_executor.parallel import Assignment, Layout, Rendezvous, devices_of_ranks, first_and_others
 from paceline.models.torch_executor.parallel.launch import Workers
 from paceline.models.torch_executor.parallel.ranks import Ranks
 
@@ -46,11 +46,12 @@ def launch_model(
         WorkerDied: a worker could not start; its traceback is in the message.
     """
     layout = Layout.of(checkpoint.config, tensor_parallel_size)
+    devices = devices_of_ranks(device, layout.world_size)
     choice = choose_dtype(dtype, checkpoint, "torch", device)
     make = partial(
         CudaAssignment, checkpoint, layout, dtype=choice.name, attention=attention, deterministic=deterministic
     )
-    model = lead(*first_and_others(make, layout.world_size, device, num_threads, timeout))
+    model = lead(*first_and_others(make, devices, num_threads, timeout))
     model.dtype_choice = choice
     return model
 

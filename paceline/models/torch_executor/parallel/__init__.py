@@ -27,8 +27,8 @@ from paceline.models.torch_executor.parallel.profile import StageProfile, prefil
 from paceline.models.torch_executor.parallel.worker import Assignment, run_worker
 
 __all__ = [
-    "Assignment", "Elsewhere", "Layout", "ParallelCache", "ParallelModel", "Rendezvous", "StageProfile", "elsewhere",
-    "first_and_others", "launch_model", "prefill_rows", "profile_stages", "run_worker",
+    "Assignment", "Elsewhere", "Layout", "ParallelCache", "ParallelModel", "Rendezvous", "StageProfile",
+    "devices_of_ranks", "elsewhere", "first_and_others", "launch_model", "prefill_rows", "profile_stages", "run_worker",
 ]  # fmt: skip
 
 
@@ -63,28 +63,26 @@ def launch_model(
         WorkerDied: a worker could not start; its traceback is in the message.
     """
     layout = Layout.of(checkpoint.config, tensor_parallel_size, pipeline_parallel_size, layer_partition, head_share)
+    devices = devices_of_ranks(device, layout.world_size)
     choice = choose_dtype(dtype, checkpoint, "torch", device)
     make = partial(Assignment, checkpoint, layout, dtype=choice.name)
-    model = ParallelModel(*first_and_others(make, layout.world_size, device, num_threads, timeout), microbatch_rows)
+    model = ParallelModel(*first_and_others(make, devices, num_threads, timeout), microbatch_rows)
     model.dtype_choice = choice
     return model
 
 
 def first_and_others(
-    make: Callable[..., Assignment], world_size: int, device: str, num_threads: int | None, timeout: float
+    make: Callable[..., Assignment], devices: Sequence[str], num_threads: int | None, timeout: float
 ) -> tuple[Assignment, Callable[[Rendezvous], Workers]]:
     """The assignment of rank 0, and what starts the other ranks.
 
     Args:
         make: makes an assignment of a rank, a rendezvous, a device and a number of threads, given by name.
-        device, num_threads, timeout: as of `launch_model`.
-
-    Raises:
-        InvalidParameter: there are not enough devices.
+        devices: of each rank, see `devices_of_ranks`.
+        num_threads, timeout: as of `launch_model`.
     """
-    where = current_elsewhere()
-    devices = _devices(device, world_size) if where is None else _own_devices(device, world_size)
-    threads = None if device != "cpu" else max(1, (num_threads or usable_cores()) // world_size)
+    where, world_size = current_elsewhere(), len(devices)
+    threads = None if devices[0] != "cpu" else max(1, (num_threads or usable_cores()) // world_size)
     meeting = Rendezvous(timeout=timeout) if where is None else Rendezvous(where.host, timeout=timeout)
     first = make(rank=0, meeting=meeting, device=devices[0], num_threads=threads)
     start = LocalWorkers if where is None else where.start
@@ -96,6 +94,15 @@ def first_and_others(
     if threads is not None:
         torch.set_num_threads(threads)
     return first, start_others
+
+
+def devices_of_ranks(device: str, world_size: int) -> list[str]:
+    """The device of each rank of a model on `device`, as of `launch_model`.
+
+    Raises:
+        InvalidParameter: there are not enough devices.
+    """
+    return _devices(device, world_size) if current_elsewhere() is None else _own_devices(device, world_size)
 
 
 def _own_devices(device: str, world_size: int) -> list[str]:
@@ -112,6 +119,7 @@ def _devices(device: str, world_size: int) -> list[str]:
         raise InvalidParameter("device", f"{device!r} is one device for {world_size} ranks", "use cpu or cuda")
     found = torch.cuda.device_count()
     if found < world_size:
-        remedy = f"lower tensor_parallel_size or pipeline_parallel_size to {found} devices in all"
+        lower = f"lower tensor_parallel_size or pipeline_parallel_size to {found} devices in all"
+        remedy = lower if found else "use cpu"
         raise InvalidParameter("device", f"{world_size} ranks need as many CUDA devices, {found} found", remedy)
     return [f"cuda:{rank}" for rank in range(world_size)]
