@@ -5,6 +5,7 @@ of the feed-forward units and of the vocabulary (`torch_executor/shard.py`). Not
 (`parallel/`).
 """
 
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -60,8 +61,8 @@ class LinkedPeers(Peers):
     def __init__(self, shard: Shard, links: Gathers, in_one_order: bool) -> None:
         self.shard, self._links = shard, links
         self.total = self._total_in_order if in_one_order else links.total
-        ranks, size = range(shard.tensor_size), shard.config.vocab_size
-        self._widths = [size * (rank + 1) // len(ranks) - size * rank // len(ranks) for rank in ranks]
+        shares = [replace(shard, tensor_rank=rank).vocabulary for rank in range(shard.tensor_size)]
+        self._widths = [share.stop - share.start for share in shares]
 
     def parts(self, own: Tensor) -> Tensor:
         """See `Peers.parts`: the parts of all ranks, for a kernel that adds them up in order."""
