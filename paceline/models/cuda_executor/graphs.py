@@ -87,6 +87,12 @@ def graphs_of(device: torch.device) -> GraphCapture:
     return CudaGraphs(device) if device.type == "cuda" else EagerGraphs()
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait until all work that was launched on `device` has ended."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def on_device(device: torch.device) -> AbstractContextManager:
     """A context in which `device` is current: Triton launches on the current device, whatever its arguments."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from paceline.errors import InvalidParameter, WorkerDied  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
-from paceline.models.cuda_executor.parallel import launch_model  # noqa: E402
+from paceline.models.cuda_executor.parallel import launch_model, leading  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.models.torch_executor.parallel.messages import Command, integers  # noqa: E402
 from tests.fakes import RandomCheckpoint, mixture_config, small_config  # noqa: E402
@@ -69,6 +69,21 @@ def test_a_rank_that_does_not_answer_counts_as_dead():
     with pytest.raises(WorkerDied, match=r"no answer for 0\.2 s"), model.ranks.checked():
         time.sleep(0.8)
     model.close()
+
+
+def test_work_that_needs_the_other_ranks_ends_before_they_do(monkeypatch):
+    model, waited = on_threads(CHECKPOINT), []
+
+    def wait(device):
+        model.ranks.check()  # the others still run
+        waited.append(device)
+
+    monkeypatch.setattr(leading, "wait_for", wait)
+    model.close()
+    model.close()
+    assert waited == [model.device]
+    with pytest.raises(WorkerDied, match="closed"):
+        model.new_cache(1)
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,16 @@ the device or changes a cache is told to the other ranks, which execute the same
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, WorkerDied
 from paceline.models.base import DrawnOutput, ForwardOutput, KVCache, Rows
 from paceline.models.chains import ChainDraft, Draws
 from paceline.models.config import ModelConfig
+from paceline.models.cuda_executor.graphs import wait_for
 from paceline.models.cuda_executor.laws.chains import packed
 from paceline.models.cuda_executor.model import CudaModel
 from paceline.models.cuda_executor.parallel.following import (
@@ -170,6 +172,10 @@ class LeadingModel(CudaModel):
             with self.ranks.telling(Command.CLOSE):
                 pass
 
+        with suppress(WorkerDied, RuntimeError):
+            self.ranks.check()
+            with self.ranks.timed():
+                wait_for(self.device)  # a pass launched ahead needs the other ranks until it has ended
         self.ranks.close(tell_to_close)
 
     def __enter__(self) -> "LeadingModel":
