@@ -168,6 +168,8 @@ def test_caches_of_others_and_rows_outside_are_refused_and_the_model_goes_on(ran
     rows = build_rows([Part((0,), 0, [131])])
     with pytest.raises(InvalidParameter, match="token_ids"):
         ranks.forward(rows, ranks.new_cache(1))
+    with pytest.raises(InvalidParameter, match="token_ids"):
+        ranks.page_attention(rows, ranks.new_cache(1))
     with pytest.raises(InvalidParameter, match="cache"):
         ranks.forward(rows, one.new_cache(1))
     assert isinstance(ranks, RunsOnRanks)

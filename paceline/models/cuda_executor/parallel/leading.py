@@ -136,6 +136,7 @@ class LeadingModel(CudaModel):
     def page_attention(self, rows: Rows, cache: KVCache) -> np.ndarray:
         """As `CudaModel.page_attention`."""
         own = self._own(cache)
+        check_rows(self.config, rows, ())
         told = integers(own.number), self._layers, *arrays_of(rows)
         with self.ranks.checked(), self.ranks.telling(Command.WEIGH_PAGES, *told) as links:
             return page_attention(self, rows, own, links)
