@@ -32,7 +32,6 @@ from paceline.models.torch_executor.model import check_rows
 from paceline.models.torch_executor.parallel.messages import Command, Message, arrays_of, integers
 from paceline.models.torch_executor.parallel.model import measured_chip
 from paceline.models.torch_executor.parallel.ranks import Ranks
-from paceline.models.torch_executor.shard import check_tensor_parallel_size
 from paceline.sampling.answered import Question
 from paceline.theory.distributed_draft import Chip
 
@@ -148,11 +147,7 @@ class LeadingModel(CudaModel):
 
     def can_share(self, config: ModelConfig) -> bool:
         """See `RunsOnRanks`."""
-        try:
-            check_tensor_parallel_size(config, self.tensor_parallel_size)
-        except InvalidParameter:
-            return False
-        return True
+        return self.ranks.layout.can_share(config)
 
     def chip(self, repeats: int = 20) -> Chip:
         """See `RunsOnRanks`."""

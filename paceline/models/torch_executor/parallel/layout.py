@@ -58,6 +58,14 @@ class Layout:
         """Total number of processes."""
         return self.tensor_size * len(self.stages)
 
+    def can_share(self, config: ModelConfig) -> bool:
+        """Whether the layers of another model can be split among as many ranks."""
+        try:
+            check_tensor_parallel_size(config, self.tensor_size)
+        except InvalidParameter:
+            return False
+        return True
+
     def stage_of(self, rank: int) -> int:
         """The pipeline stage of `rank`."""
         return rank // self.tensor_size

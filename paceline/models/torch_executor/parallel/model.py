@@ -25,7 +25,6 @@ from paceline.models.torch_executor.parallel.links import Rendezvous
 from paceline.models.torch_executor.parallel.messages import Command, arrays_of, integers
 from paceline.models.torch_executor.parallel.ranks import Ranks
 from paceline.models.torch_executor.parallel.worker import Assignment
-from paceline.models.torch_executor.shard import check_tensor_parallel_size
 from paceline.speculation.prices import CPU_BALANCE, GPU_BALANCE
 from paceline.theory.distributed_draft import ALL_REDUCES_PER_LAYER, Chip
 
@@ -154,11 +153,7 @@ class ParallelModel:
 
     def can_share(self, config: ModelConfig) -> bool:
         """See `RunsOnRanks`."""
-        try:
-            check_tensor_parallel_size(config, self.tensor_parallel_size)
-        except InvalidParameter:
-            return False
-        return True
+        return self.layout.can_share(config)
 
     def chip(self, repeats: int = 20) -> Chip:
         """See `RunsOnRanks`; the time of a pass over one row without its all-reduces counts as reading weights."""
