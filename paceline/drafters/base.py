@@ -105,6 +105,13 @@ class DraftContext:
         """Whether `warp` is one-hot at the largest logit, so that a drafter need not call it."""
         return self.never_edits and self.params.is_greedy
 
+    def target_keys(self, num_levels: int) -> list[int]:
+        """Noise keys of the target's next `num_levels` draws; empty where nothing is drawn, or with unknown noise."""
+        if self.target_key is None or self.params.is_greedy:
+            return []
+        first = len(self.token_ids)
+        return [self.target_key(first + level) for level in range(num_levels)]
+
     def over(self, ids: np.ndarray) -> "DraftContext":
         """The context for a drafter that scores only the tokens `ids` [k]: `warp` and `rank` take logits [k]."""
         rank = None if self.rank is None else partial(self.rank, ids=ids)

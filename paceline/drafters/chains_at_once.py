@@ -94,14 +94,8 @@ def _draws(contexts: Sequence[DraftContext], num_tokens: int) -> Draws:
         np.array([own.min_p for own in params], np.float64),
         np.array([own.top_k for own in params], np.int64),
         np.array([own.top_p for own in params], np.float64),
-        np.array([_keys(context, num_tokens) for context in contexts], np.uint64),
+        np.array([context.target_keys(num_tokens) or [0] * num_tokens for context in contexts], np.uint64),
     )
-
-
-def _keys(context: DraftContext, num_tokens: int) -> list[int]:
-    """Noise keys of the next `num_tokens` tokens; zeros for a request that draws nothing."""
-    first, key = len(context.token_ids), context.target_key
-    return [0 if key is None else key(first + level) for level in range(num_tokens)]
 
 
 def _chain(context: DraftContext, tokens: Sequence[int], probs: Sequence[float]) -> TokenTree:

@@ -78,10 +78,8 @@ class CrossVocabulary:
         """One tree per context; empty while its text ends inside a character."""
         texts = [self._caught_up(context) for context in contexts]
         ready = [i for i, text in enumerate(texts) if text.is_whole and text.tokens]
-        lent = [
-            replace(contexts[i], guess=(), never_edits=False, target_key=None) for i in ready
-        ]  # the law is not the draft's own
-        inside = [self._bridge.inside(context, texts[i].tokens) for i, context in zip(ready, lent, strict=True)]
+        unknown = {"guess": (), "never_edits": False, "target_key": None}  # the law and the ids are not the draft's own
+        inside = [self._bridge.inside(replace(contexts[i], **unknown), texts[i].tokens) for i in ready]
         drafted = self._inner.propose(inside)
         trees = [TokenTree()] * len(contexts)
         for i, tree in zip(ready, drafted, strict=True):

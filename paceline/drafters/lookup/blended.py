@@ -127,7 +127,7 @@ class Blended:
         request = self._request(context)
         budget = context.budget if self.traits.branches else context.longest
         past = self._past.of(context.salt).index
-        keys = _keys(context, min(context.max_depth, budget))
+        keys = np.array(context.target_keys(min(context.max_depth, budget)), np.uint64)
         size = self._grown(request.index, past, budget, context.max_depth, keys, context.params.temperature)
         tokens, parents, reached = (array[:size].tolist() for array in self._room.tree)
         calibration = self._raced if len(keys) else self._calibration
@@ -188,14 +188,6 @@ class _Room:
         totals = [np.zeros(lengths) for _ in range(2)]
         tokens, chances = np.zeros(candidates, np.int64), np.zeros(candidates)
         self.work = (tokens, chances, counts[0], totals[0], counts[1], totals[1])
-
-
-def _keys(context: DraftContext, num_levels: int) -> np.ndarray:
-    """[num_levels] noise keys of the draws after the text; `NO_KEYS` where nothing is drawn, or with unknown noise."""
-    if context.target_key is None or context.params.is_greedy:
-        return NO_KEYS
-    first, key = len(context.token_ids), context.target_key
-    return np.array([key(first + level) for level in range(num_levels)], np.uint64)
 
 
 def _arrays(index: TextIndex) -> tuple[Any, ...]:
