@@ -26,7 +26,7 @@ from paceline.sampling.answered import (
     verify_answered,
 )
 from paceline.sampling.law import Law
-from paceline.sampling.randomness import ROOT, CounterRandomness
+from paceline.sampling.randomness import CounterRandomness
 from paceline.scheduling.batch import Grant
 
 Race = Callable[[np.ndarray, int, Question], int | None]
@@ -149,7 +149,7 @@ class _Raced:
         logits, best = live.warper.scores(row, path, argmax)
         position, noise = live.state.num_tokens + len(path), live.judge.randomness
         assert isinstance(noise, CounterRandomness)
-        params, key = live.state.params, noise.key(position, "target", ROOT)
+        params, key = live.state.params, noise.target_key(position)
         pick = race(logits, best, Question(params.temperature, params.min_p, params.top_k, params.top_p, None, key))
         if pick is None:
             pick = noise.draw(live.warper.law(row, path, best=argmax), position, "target")

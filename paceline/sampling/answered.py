@@ -128,12 +128,12 @@ def questions_about(
     if asks == "draws" and warper.takes_argmax:
         return [LARGEST] * (len(tree) + 1)
     if not len(tree):
-        keys = [randomness.key(place, "target", ROOT) for place in (position, position + 1)]
+        keys = [randomness.target_key(place) for place in (position, position + 1)]
         return [question_about(warper, (), keys[0], next_key=keys[1])]
     depths = (0, *tree.depths)
     questions = []
     for node in range(ROOT_PARENT, len(tree)):
-        key = randomness.key(position + depths[node + 1], "target", ROOT)
+        key = randomness.target_key(position + depths[node + 1])
         trials = _trials(tree, node) if asks == "trials" else ()
         questions.append(question_about(warper, tree.tokens_to(node), key, trials))
     return questions

@@ -101,6 +101,10 @@ class CounterRandomness:
         """The 64-bit key of a draw or coin; the noise of a draw is a function of it and of the token."""
         return _absorb(_absorb(_absorb(self._base, position), _PURPOSE_CODES[purpose]), node)
 
+    def target_key(self, position: int) -> int:
+        """The key of the target's own draw at a position."""
+        return self.key(position, "target", ROOT)
+
 
 def _absorb(key: int, word: int) -> int:
     """The hash of `key` and one more word; for a given `key`, different words give different hashes."""

@@ -129,7 +129,7 @@ class Judge:
         noise = self.randomness
         if not self.coupled or not isinstance(noise, CounterRandomness):
             return None
-        return partial(noise.key, purpose="target", node=ROOT)
+        return noise.target_key
 
     def verdict(self, tree: TokenTree, target: TargetLaws, position: int) -> Verdict:
         """The verdict on a draft; see `verify_as_far`."""

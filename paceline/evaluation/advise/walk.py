@@ -12,7 +12,6 @@ target's outputs off the text (lookahead, jacobi).
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.evaluation.advise.noise import AlongText
@@ -20,7 +19,6 @@ from paceline.evaluation.advise.reading import Reader, Reading
 from paceline.evaluation.advise.replay import Offer, Rounds, Text, expected_rounds
 from paceline.models.base import KVCache, slot_of
 from paceline.sampling import CounterRandomness, TokenTree, Warper
-from paceline.sampling.randomness import ROOT
 from paceline.speculation import BatchStats, RequestOutcome
 from paceline.speculation.outcome import followed
 from paceline.types import SamplingParams
@@ -106,8 +104,7 @@ class Walk:
         self._params = replace(params, max_tokens=max(1, len(text.output)))
         self._warper = Warper(self._params, token_ids=self._said, num_prompt_tokens=len(text.prompt))
         self._seconds, self._asked, self._is_drafting = 0.0, 0, False
-        noise = None if text.seed is None else CounterRandomness(text.seed)
-        self._target_key = None if noise is None else partial(noise.key, purpose="target", node=ROOT)
+        self._target_key = None if text.seed is None else CounterRandomness(text.seed).target_key
 
     def rounds(self) -> Rounds:
         """Replay the whole text, accepting exactly the drafted tokens that equal it."""
