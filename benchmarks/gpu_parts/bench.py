@@ -123,6 +123,14 @@ class Bench:
         rng, length = np.random.default_rng(count), length or (8 if self.quick else 32)
         return rng.integers(0, self.checkpoint.config.vocab_size, (count, length)).tolist()
 
+    def warm_up(self, run: Callable[[], Any]) -> None:
+        """Repeat `run` for half a second, or twice on a tiny model: a GPU that was idle begins at a lower clock."""
+        until, count = time.perf_counter() + 0.5, 0
+        while count < 2 or (not self.quick and time.perf_counter() < until):
+            run()
+            self.wait()
+            count += 1
+
     def seconds(self, run: Callable[[], Any], repeats: int = 20) -> float:
         """The median time of `run`, the device's work included, after two runs that do not count."""
         times = []
@@ -142,6 +150,7 @@ class Bench:
 
     def tidy(self) -> None:
         """Free unused memory: engines are in reference cycles, and their caches are large."""
+        gc.unfreeze()
         gc.collect()
         if self.on.type == "cuda":
             torch.cuda.empty_cache()
@@ -163,7 +172,12 @@ def compared(logits: np.ndarray, reference: np.ndarray) -> dict[str, float]:
 
 
 def measured(engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int, **sampling: Any) -> dict:
-    """The figures of `answer_all` in a run that records no graph; recording takes some milliseconds per graph."""
+    """The figures of `answer_all` in a run that records no graph; recording takes some milliseconds per graph.
+
+    Searching all loaded libraries for garbage takes a tenth of a second, so they are excepted, as in `paceline serve`.
+    """
+    gc.collect()
+    gc.freeze()
     for _ in range(4):
         known = len(getattr(engine.cache, "graphs", ()))
         _, figures = answer_all(engine, prompts, max_tokens, **sampling)

@@ -85,12 +85,13 @@ class CudaModel(TorchModel):
         if deterministic and self.attention == "sdpa":
             problem = "needs attention that sums in one order, which PyTorch's does not"
             raise InvalidParameter("deterministic", problem, "run pip install 'paceline[cuda]' on a machine with a GPU")
-        self._fused, self._race = None, None
+        self._fused, self._race, self._rank = None, None, None
         if self.attention == "triton":
             from paceline.models.cuda_executor.fused import Fused
+            from paceline.models.cuda_executor.kernels.ends import likeliest
             from paceline.models.cuda_executor.kernels.races import race
 
-            self._fused, self._race = Fused(self._stage.stack, deterministic, self.peers), race
+            self._fused, self._race, self._rank = Fused(self._stage.stack, deterministic, self.peers), race, likeliest
         self.passes = Passes(self._stage.shard.narrowed(), config.vocab_size, on, self.attention, capture)
         self.records_passes = self.passes.records
         self._fetch, self._send = Fetch(on), Send(on)
@@ -233,7 +234,7 @@ class CudaModel(TorchModel):
         Raises:
             InvalidParameter: see `forward`.
         """
-        logits, picks = self.launch(rows, cache).logits, Picks.of(draws, self._send)
+        logits, picks = self.launch(rows, cache).logits, Picks.of(draws, self._send, rank=self._rank)
         if self.attention == "sdpa":
             return self._chain_apart(rows, cache, logits, num_tokens, picks)
         own = cast(CudaKVCache, cache)

@@ -43,7 +43,8 @@ def kernels(kind: str, bytes_each: int, waits: bool):
         }, options  # fmt: skip
     yield products._row_mean, {"x": "*fp32", "out": "*fp32"} | COUNTS, {"BLOCK": 1024}, two
     rows = {"x": "*fp32", "added": "*fp32", "total": "*fp32", "gate": f"*{kind}", "up": f"*{kind}", "eps": "fp32"}
-    rows |= {"asked": "*i32"} | dict.fromkeys(("columns", "added_stride", "gate_stride", "up_stride"), "i32")
+    strides = ("columns", "added_stride", "out_stride", "gate_stride", "up_stride")
+    rows |= {"asked": "*i32"} | dict.fromkeys(strides, "i32")
     yield entries._rms_norm, data | rows, {"PARTS": 4, "HAS_BIAS": True, "PICKS": True, "BLOCK": 2048} | waiting, two
     yield entries._gated, data | rows, {"IS_SILU": False, "BLOCK": 1024} | waiting, two
     heads = {name: f"*{kind}" for name in ("key", "value", "query_weight", "key_weight")}
@@ -70,7 +71,9 @@ def kernels(kind: str, bytes_each: int, waits: bool):
     angles = {"positions": "*i32", "frequencies": "*fp32", "cosines": "*fp32", "sines": "*fp32", "factor": "fp32"}
     yield ends._angles, angles, {"HALF": 48, "BLOCK": 64}, two
     peaks = {"logits": "*fp32", "peaks": "*fp32", "places": "*i32", "columns": "i32", "num_chunks": "i32"}
-    yield ends._peaks_of_chunks, peaks, {"CHUNK": 4096} | waiting, two
+    peaks |= {"masses": "*fp32", "best": "*i64", "probs": "*fp32"}
+    yield ends._peaks_of_chunks, peaks, {"WEIGHS": True, "CHUNK": 4096} | waiting, two
+    yield ends._likeliest_of_rows, peaks, {"BLOCK": 64} | waiting, two
     yield ends._peaks_of_rows, peaks | {"table": "*fp64", "picks": "*i32"}, {"BLOCK": 64} | waiting, two
     texts = dict.fromkeys(("packed", "picks", "texts", "tokens", "slots"), "*i32")
     texts |= dict.fromkeys(("num_rows", "width", "spare_slot", "size"), "i32")

@@ -6,7 +6,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from paceline.models.cuda_executor import laws  # noqa: E402
-from paceline.models.cuda_executor.kernels.ends import embedded, peaks_of, row_angles  # noqa: E402
+from paceline.models.cuda_executor.kernels.ends import embedded, likeliest, peaks_of, row_angles  # noqa: E402
+from paceline.models.cuda_executor.laws import chains  # noqa: E402
 from paceline.models.torch_executor import layers  # noqa: E402
 
 MAKE = torch.Generator().manual_seed(8)
@@ -49,3 +50,15 @@ def test_one_number_that_is_none_spoils_its_row_alone(place):
     table = peaks_of(logits, torch.zeros(3, dtype=torch.int32))
     assert table[:, 1].isnan().tolist() == [False, True, False]
     assert torch.equal(table[[0, 2]], laws.peaks_of(logits)[[0, 2]])
+
+
+def test_the_likeliest_token_and_its_probability_are_those_of_torch():
+    logits = 3 * torch.randn(6, 9000, generator=MAKE)
+    logits[1, [17, 8000]] = 30.0
+    logits[2, 4096:] = LEAST
+    logits[3, :4096] = LEAST
+    logits[4] = -3.0
+    for ours, want in zip(likeliest(logits), chains.likeliest(logits), strict=True):
+        torch.testing.assert_close(ours, want, atol=0, rtol=1e-4)
+    assert likeliest(logits[:0])[0].shape == (0,)
+    assert likeliest(torch.full((1, 5000), NAN))[0].item() in range(5000)

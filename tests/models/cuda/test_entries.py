@@ -57,6 +57,9 @@ def test_a_norm_adds_the_parts_of_a_sum_up_and_takes_some_rows():
     same, some = rms_norm(x, weight, 1e-5, parts, bias, asked)
     assert torch.equal(same, x)
     assert torch.equal(some, normed[[4, 0]])
+    wide = torch.zeros(6, 100, dtype=torch.float16)
+    rms_norm(x, weight.float(), 1e-5, parts, bias, out=wide[:, 60:])
+    assert torch.equal(wide[:, 60:], normed) and not wide[:, :60].any()
 
 
 def test_heads_are_made_of_parts_of_sums(dtype):

@@ -222,6 +222,57 @@ def test_halves_are_stored_and_nothing_meets_another_format(in_torch, make, dtyp
     assert np.corrcoef(found.ravel(), want.ravel())[0, 1] > 0.99
 
 
+FUSED = EAGLES | {
+    "norm before the residual": records.eagle3(norm_before_residual=True, fc_norm=True, norm_output=True),
+    "biases and norms of heads": records.eagle3(
+        layer=records.draft_layer(attention_bias=True, attention_out_bias=True, qk_norm=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_few_rows_take_kernels_that_say_what_the_modules_say(name):
+    pytest.importorskip("triton")
+    record = FUSED[name]
+    ours, modules = (make_net(record, on_device(kind, "float16")) for kind in ("triton", "by_position"))
+    assert ours._fused is not None and modules._fused is None
+    hidden = modules.project(TAPS[:, : 96 * len(record.config.taps)])
+    rows = build_rows([Part((2, 0), 0, TOKENS[:9]), Part((1, 3), 0, TOKENS[9:])])
+    outputs = [_kept(net.forward(rows, hidden, net.new_cache(4))) for net in (ours, modules)]
+    for found, want in zip(*outputs, strict=True):
+        apart = np.abs(found - want) / np.abs(want).max()
+        assert apart.max() < 1.5e-2 and apart.mean() < 1.5e-3
+    last = replace(rows, logit_rows=np.array([8, 19], np.int32))
+    drafts = [net.draft_chains(last, hidden, net.new_cache(4), 3) for net in (ours, modules)]
+    np.testing.assert_allclose(drafts[0].top_probs[:, 0], drafts[1].top_probs[:, 0], rtol=0.1)
+    assert drafts[0].tokens[:, 0].tolist() == drafts[1].tokens[:, 0].tolist()
+
+
+def test_many_rows_take_the_modules():
+    pytest.importorskip("triton")
+    net = make_net(EAGLES["eagle3"], on_device("triton", "float16"))
+    assert net._kernels_for(torch.zeros(32)) is not None
+    assert net._kernels_for(torch.zeros(33)) is None
+
+
+@pytest.mark.parametrize("make", [records.dspark, records.dflash])
+def test_blocks_take_kernels_that_say_what_the_modules_say(make):
+    pytest.importorskip("triton")
+    record = make()
+    nets = [make_net(record, on_device(kind, "float16")) for kind in ("triton", "by_position")]
+    size, taps = record.config.block_size, TAPS[:13, : 96 * len(record.config.taps)]
+    rows = build_rows([Part((2, 0), 13, [7, *[record.config.mask_token_id] * (size - 1)])])
+    ends = np.full(size, 13 + size, np.int32)
+    outputs = []
+    for net in nets:
+        cache = net.new_cache(4)
+        net.inject(taps, np.arange(13), slot_of(np.array((2, 0)), np.arange(13)), cache)
+        outputs.append(_kept(net.forward(replace(rows, natural_lengths=ends, num_keys=ends), cache)))
+    assert nets[0]._fused is not None
+    for found, want in zip(*outputs, strict=True):
+        np.testing.assert_allclose(found, want, atol=4e-3 * np.abs(want).max())
+
+
 def _kept(output):
     """A copy: results hold until the next call of the net."""
     return NetOutput(output.logits.copy(), output.hidden.copy())

@@ -6,7 +6,7 @@ replaced, and what greedy chains are fed stays on the device. Not for Falcon, wh
 
 from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from paceline.models.chains import ChainDraft, Draws
 from paceline.models.cuda_executor.attention import AttentionName, attention_over
 from paceline.models.cuda_executor.fetch import Send
 from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, on_device
-from paceline.models.cuda_executor.laws.chains import Picks
+from paceline.models.cuda_executor.laws.chains import Picks, Rank
 from paceline.models.cuda_executor.paged_rows import PagedRows
 from paceline.models.cuda_executor.passes import CudaKVCache, Passes, fill
 from paceline.models.cuda_executor.staging import bucket_of
@@ -37,12 +37,16 @@ from paceline.models.torch_executor.heads.nets import (
     scored,
 )
 
+if TYPE_CHECKING:
+    from paceline.models.cuda_executor.heads.fused import FusedHead
+
 
 class _Chains(OnDevice):
     """Base of nets whose chains can be drawn."""
 
     draws_chains = True
     record: HeadRecord
+    _rank: Rank | None = None
 
     @cached_property
     def _ids(self) -> Tensor | None:
@@ -55,7 +59,7 @@ class _Chains(OnDevice):
 
     def _picks(self, draws: Draws | None) -> Picks:
         """How the tokens of chains are picked."""
-        return Picks.of(draws, self._send, self._ids)
+        return Picks.of(draws, self._send, self._ids, self._rank)
 
 
 class _Paged(_Chains, PagedNet):
@@ -71,12 +75,26 @@ class _Paged(_Chains, PagedNet):
         self, record: HeadRecord, net: Any, dtype: torch.dtype, attention: AttentionName, capture: GraphCapture
     ) -> None:
         super().__init__(record, net)
-        self._dtype = dtype
+        self._dtype, self._fused = dtype, None
+        if attention == "triton":
+            from paceline.models.cuda_executor.heads.fused import fused
+            from paceline.models.cuda_executor.kernels.ends import likeliest
+
+            self._fused, self._rank = fused(net), likeliest
         self._passes = Passes(self.layer, len(net.rows), self.device, attention, capture)
 
     def new_cache(self, num_pages: int) -> CudaKVCache:
         """See `AutoregressiveNet.new_cache`."""
         return CudaKVCache(self.layer, num_pages, self.device, self._dtype)
+
+    def _kernels_for(self, rows: Tensor) -> "FusedHead | None":
+        """The kernels for a pass over so many rows, or of logits; None if the modules are as fast."""
+        return self._fused if self._fused is not None and self._fused.fits(len(rows)) else None
+
+    def _scored(self, read: Tensor) -> Tensor:
+        """Logits [n, draft vocabulary] float32 of what the output head reads."""
+        kernels = self._kernels_for(read)
+        return scored(read, self.net.rows) if kernels is None else kernels.scored(read.to(self._dtype))
 
     def _mixes(self, placed: PagedRows) -> Mixes:
         """Attention of the rows `placed`, in the dtype of keys and values."""
@@ -106,7 +124,7 @@ class CudaAutoregressiveNet(_Paged, TorchAutoregressiveNet):
     @torch.inference_mode()
     def forward(self, rows: Rows, hidden: States, cache: KVCache) -> NetOutput:
         """See `AutoregressiveNet.forward`."""
-        logits, fed = self._started(rows, hidden, cast(CudaKVCache, cache))
+        logits, fed, _ = self._started(rows, hidden, cast(CudaKVCache, cache))
         return NetOutput(fetched(logits[: len(rows.logit_rows)]), fetched(fed[: len(rows.token_ids)]))
 
     @torch.inference_mode()
@@ -115,25 +133,31 @@ class CudaAutoregressiveNet(_Paged, TorchAutoregressiveNet):
     ) -> ChainDraft:
         """See `DraftsChains.draft_chains`, and `forward` for `hidden`: a graph for the rows, and one for the loop."""
         own, picks = cast(CudaKVCache, cache), self._picks(draws)
-        logits, fed = self._started(rows, hidden, own)
+        logits, _, fed = self._started(rows, hidden, own)
         count = len(rows.logit_rows)
-        begun = logits[:count], fed[self.index(rows.logit_rows)]
+        begun = logits[:count], fed[:count]
         below = partial(self._below, cache=own)
         return self._passes.chain(rows, own, ("head",), begun, num_tokens, below, picks)
 
     def _started(self, rows: Rows, hidden: States, cache: CudaKVCache) -> Outputs:
+        """Logits of the logit rows, input states of child rows, and those of the logit rows' child rows."""
+
         def compute(placed: PagedRows, asked: int, static: Sequence[Tensor]) -> Outputs:
             read, fed = self._run(placed, placed.token_ids, static[0], cache)
-            return scored(read[placed.logit_rows[:asked].long()], self.net.rows), fed
+            last = placed.logit_rows[:asked].long()
+            return self._scored(read[last]), fed, fed[last]
 
         return self._passes.run(rows, cache, ("head",), compute, [self.floats(hidden)])
 
     def _below(self, placed: PagedRows, tokens: Tensor, states: Sequence[Tensor], cache: CudaKVCache) -> Outputs:
         read, fed = self._run(placed, tokens, states[0], cache)
-        return scored(read, self.net.rows), fed
+        return self._scored(read), fed
 
     def _run(self, placed: PagedRows, tokens: Tensor, hidden: Tensor, cache: CudaKVCache) -> tuple[Tensor, Tensor]:
         """Input of the output head and input states of child rows, [M, hidden] each."""
+        kernels = self._kernels_for(tokens)
+        if kernels is not None:
+            return kernels.run(placed, tokens, [hidden], cache)
         x, residual = self.net.enter(tokens.long(), hidden)
         return self.net.finish(self._pass(x, residual, placed, cache))
 
@@ -174,11 +198,19 @@ class CudaBlockNet(_Paged, TorchBlockNet):
 
     def _places(self, rows: Rows, cache: CudaKVCache) -> Outputs:
         def compute(placed: PagedRows, asked: int, _: Sequence[Tensor]) -> Outputs:
-            x, residual = self.net.layers[0].enter(self.net.embed(placed.token_ids.long()))
-            states = self.net.norm(self._pass(x, residual, placed, cache))
-            return scored(states[placed.logit_rows[:asked].long()], self.net.rows), states
+            read, states = self._run(placed, cache)
+            return self._scored(read[placed.logit_rows[:asked].long()]), states
 
         return self._passes.run(rows, cache, ("block",), compute)
+
+    def _run(self, placed: PagedRows, cache: CudaKVCache) -> tuple[Tensor, Tensor]:
+        """Input of the output head, and states, [M, hidden] each."""
+        kernels = self._kernels_for(placed.token_ids)
+        if kernels is not None:
+            return kernels.run(placed, placed.token_ids, (), cache)
+        x, residual = self.net.layers[0].enter(self.net.embed(placed.token_ids.long()))
+        states = self.net.norm(self._pass(x, residual, placed, cache))
+        return states, states
 
 
 class CudaStepNet(_Chains, TorchStepNet):

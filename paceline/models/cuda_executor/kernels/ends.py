@@ -7,6 +7,8 @@ torch's embedding, `torch_executor/layers.row_angles` and `laws.peaks_of`.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # Triton's types know neither numbers for `tl.constexpr`, nor options of a launch, nor that a sum is one number.
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -48,8 +50,13 @@ def _angles(positions, frequencies, cosines, sines, factor, HALF: tl.constexpr, 
 
 
 @triton.jit
-def _peaks_of_chunks(logits, peaks, places, columns, num_chunks, CHUNK: tl.constexpr, WAITS: tl.constexpr):
-    """The largest of a chunk of a row, NaN where one is, and the first place where it is."""
+def _peaks_of_chunks(
+    logits, peaks, places, masses, columns, num_chunks, WEIGHS: tl.constexpr, CHUNK: tl.constexpr, WAITS: tl.constexpr
+):  # fmt: skip
+    """The largest of a chunk of a row, NaN where one is, and the first place where it is.
+
+    WEIGHS: also the sum of exp(value - largest).
+    """
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     let_next_begin(WAITS)
@@ -57,7 +64,11 @@ def _peaks_of_chunks(logits, peaks, places, columns, num_chunks, CHUNK: tl.const
     values = tl.load(logits + row * columns + at, mask=at < columns, other=float("-inf"))
     is_bad = tl.sum((values != values).to(tl.int32), axis=0) > 0
     known = tl.where(values == values, values, float("-inf"))
-    tl.store(peaks + row * num_chunks + chunk, tl.where(is_bad, float("nan"), tl.max(known, axis=0)))
+    peak = tl.max(known, axis=0)
+    tl.store(peaks + row * num_chunks + chunk, tl.where(is_bad, float("nan"), peak))
+    if WEIGHS:
+        weights = tl.where(values > float("-inf"), tl.exp(values - peak), 0.0)
+        tl.store(masses + row * num_chunks + chunk, tl.sum(weights, axis=0))
     tl.store(places + row * num_chunks + chunk, chunk * CHUNK + tl.argmax(known, axis=0))
 
 
@@ -75,6 +86,21 @@ def _peaks_of_rows(peaks, places, table, picks, num_chunks, BLOCK: tl.constexpr,
     tl.store(picks + row, place)
     tl.store(table + 2 * row, place.to(tl.float64))
     tl.store(table + 2 * row + 1, tl.where(is_bad, float("nan"), tl.max(known, axis=0)).to(tl.float64))
+
+
+@triton.jit
+def _likeliest_of_rows(peaks, places, masses, best, probs, num_chunks, BLOCK: tl.constexpr, WAITS: tl.constexpr):
+    """The place of the largest of a row's chunks, the first on ties, and its probability."""
+    row, chunk = tl.program_id(0), tl.arange(0, BLOCK)
+    let_next_begin(WAITS)
+    wait_for_inputs(WAITS)
+    inside, at = chunk < num_chunks, row * num_chunks + chunk
+    values = tl.load(peaks + at, mask=inside, other=float("-inf"))
+    mass = tl.load(masses + at, mask=inside, other=0.0)
+    known = tl.where(values == values, values, float("-inf"))
+    peak = tl.max(known, axis=0)
+    tl.store(best + row, tl.load(places + row * num_chunks + tl.argmax(known, axis=0)).to(tl.int64))
+    tl.store(probs + row, 1 / tl.sum(mass * tl.exp(values - peak), axis=0))
 
 
 def embedded(tokens: Tensor, picks: Tensor, table: Tensor, first: int = 0) -> Tensor:
@@ -104,13 +130,37 @@ def row_angles(positions: Tensor, inverse_frequencies: Tensor, factor: float = 1
 
 def peaks_of(logits: Tensor, picks: Tensor) -> Tensor:
     """See `laws.peaks_of`; the argmax of each row is also written to `picks` [rows or more] int32."""
-    rows, columns = logits.shape
-    chunks = triton.cdiv(columns, _CHUNK)
+    rows = len(logits)
     table = torch.empty(rows, 2, device=logits.device, dtype=torch.float64)
     if rows:
-        peaks = torch.empty(rows, chunks, device=logits.device, dtype=torch.float32)
-        places = torch.empty(rows, chunks, device=logits.device, dtype=torch.int32)
-        waits = dependent(logits.device)
-        _peaks_of_chunks[(rows, chunks)](logits, peaks, places, columns, chunks, CHUNK=_CHUNK, **waits)
-        _peaks_of_rows[(rows,)](peaks, places, table, picks, chunks, BLOCK=triton.next_power_of_2(chunks), **waits)
+        peaks, places, _ = _by_chunk(logits, weighs=False)
+        _peaks_of_rows[(rows,)](peaks, places, table, picks, peaks.shape[1], **_over(peaks))
     return table
+
+
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """See `laws.chains.likeliest`."""
+    rows = len(logits)
+    best = torch.empty(rows, device=logits.device, dtype=torch.int64)
+    probs = torch.empty(rows, device=logits.device, dtype=torch.float32)
+    if rows:
+        peaks, places, masses = _by_chunk(logits, weighs=True)
+        _likeliest_of_rows[(rows,)](peaks, places, masses, best, probs, peaks.shape[1], **_over(peaks))
+    return best, probs
+
+
+def _by_chunk(logits: Tensor, weighs: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """[rows, chunks] each: largest logits, their places and, if `weighs`, sums of weights relative to them."""
+    rows, columns = logits.shape
+    chunks = triton.cdiv(columns, _CHUNK)
+    peaks, masses = torch.empty(2, rows, chunks, device=logits.device, dtype=torch.float32)
+    places = torch.empty(rows, chunks, device=logits.device, dtype=torch.int32)
+    _peaks_of_chunks[(rows, chunks)](
+        logits, peaks, places, masses, columns, chunks, WEIGHS=weighs, CHUNK=_CHUNK, **dependent(logits.device)
+    )
+    return peaks, places, masses
+
+
+def _over(chunks: Tensor) -> dict[str, Any]:
+    """Options of a kernel over all chunks of a row."""
+    return {"BLOCK": triton.next_power_of_2(chunks.shape[1]), **dependent(chunks.device)}

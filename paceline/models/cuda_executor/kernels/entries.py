@@ -37,15 +37,15 @@ def _added_up(source, stride, inside, PARTS: tl.constexpr):
 
 @triton.jit
 def _rms_norm(
-    x, added, bias, weight, total, out, asked, columns, added_stride, eps,
+    x, added, bias, weight, total, out, asked, columns, added_stride, out_stride, eps,
     PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, PICKS: tl.constexpr, BLOCK: tl.constexpr, WAITS: tl.constexpr,
 ):  # fmt: skip
     """One row: total = x + added + bias, out = weight * total / sqrt(mean(total^2) + eps).
 
     PICKS: the rows are those that `asked` names, and their totals are not kept.
     """
-    to = tl.program_id(0).to(tl.int64) * columns
-    row = to
+    row = tl.program_id(0).to(tl.int64) * columns
+    to = tl.program_id(0).to(tl.int64) * out_stride
     if PICKS:
         row = tl.load(asked + tl.program_id(0)).to(tl.int64) * columns
     column = tl.arange(0, BLOCK)
@@ -166,31 +166,30 @@ def _gated(
 
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None, bias: Tensor | None = None,
-    asked: Tensor | None = None,
+    asked: Tensor | None = None, out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(x + added + bias, its RMS norm) over the last dimension of x [M, n]; x itself where nothing is added.
 
-    The sum has the dtype of x, which may be wider than that of the norm, the dtype of `weight`.
+    The sum has the dtype of x, which may be wider than that of the norm, by default the dtype of `weight`.
 
     Args:
         added: [M, n], or [parts, M, n] the parts of a sum.
         bias: [n], only together with `added`.
         asked: [k] indices of rows; if given, only the norms [k, n] of these rows are computed, and x is returned as is.
+        out: where the norms go, in its own dtype; columns of wider rows at most.
     """
     flat = x.contiguous()
     columns = x.shape[-1]
     rows = flat.numel() // columns if asked is None else len(asked)
-    out = (
-        torch.empty_like(flat, dtype=weight.dtype)
-        if asked is None
-        else flat.new_empty(rows, columns, dtype=weight.dtype)
-    )
+    if out is None:
+        shape = flat.shape if asked is None else (rows, columns)
+        out = torch.empty(shape, dtype=weight.dtype, device=x.device)
     total = flat if added is None or asked is not None else torch.empty_like(flat)
     if rows:
         more = flat if added is None else added.contiguous()
         _rms_norm[(rows,)](
             flat, more, weight if bias is None else bias, weight, total, out, flat if asked is None else asked,
-            columns, flat.numel(), eps,
+            columns, flat.numel(), out.stride(-2) if out.ndim > 1 else columns, eps,
             PARTS=0 if added is None else more.numel() // flat.numel(), HAS_BIAS=bias is not None,
             PICKS=asked is not None, BLOCK=triton.next_power_of_2(columns), num_warps=_NORM_WARPS,
             **dependent(x.device),

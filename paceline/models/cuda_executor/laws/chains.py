@@ -5,7 +5,8 @@ top-p need not sort the vocabulary at each level. That costs acceptance only whe
 draft holds for improbable; a draft never decides the text. Not for verification, whose laws are exact (`answers.py`).
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from paceline.models.cuda_executor.laws.warp import law_weights
 CANDIDATES = 256
 """Most tokens that one is drawn from."""
 _NUM_OPTIONS = 4
+Rank = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Logits [n, m] to what `likeliest` says of them."""
 _COLDEST = 1e-3
 """Least temperature at which a probability is computed: below it quotients might overflow, and it is about 1."""
 
@@ -42,29 +45,31 @@ class Picks:
     Attributes:
         ids: [columns] token id of each column of logits; None where columns are ids.
         draws: [rows, 4 + levels], `packed`, on the device; None takes the most probable token.
+        rank: `likeliest`, or kernels for it.
     """
 
     ids: Tensor | None = None
     draws: Tensor | None = None
+    rank: Rank = field(default_factory=lambda: likeliest)
 
     @classmethod
-    def of(cls, draws: Draws | None, send: Send, ids: Tensor | None = None) -> "Picks":
+    def of(cls, draws: Draws | None, send: Send, ids: Tensor | None = None, rank: Rank | None = None) -> "Picks":
         """Picks by `draws`, which are sent to the device."""
         if draws is None:
-            return cls(ids)
+            return cls(ids, None, rank or likeliest)
         send.begin()
-        return cls(ids, send(packed(draws)))
+        return cls(ids, send(packed(draws)), rank or likeliest)
 
     def at(self, level: int, logits: Tensor) -> tuple[Tensor, Tensor]:
         """(tokens [rows], `ChainDraft.top_probs` [rows]) of logits [rows, columns] at a level, 0 being the first."""
         if self.draws is None:
-            column, prob = likeliest(logits)
+            column, prob = self.rank(logits)
             return self._named(column), prob
         options, keys = self.draws[:, :_NUM_OPTIONS].view(torch.float64), self.draws[:, _NUM_OPTIONS + level]
         temperature, min_p, top_k, top_p = options.split(1, dim=1)
         is_drawn = temperature > 0
         temperature = torch.where(is_drawn, temperature, 1.0)
-        column, prob = likeliest(logits / temperature.clamp_min(_COLDEST).float())
+        column, prob = self.rank(logits / temperature.clamp_min(_COLDEST).float())
         scores, columns = logits.topk(min(CANDIDATES, logits.shape[1]), dim=1)
         tokens = self._named(columns)
         weights = law_weights(scores.double(), temperature, min_p, top_k.long(), top_p, True)

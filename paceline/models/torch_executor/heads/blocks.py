@@ -15,10 +15,10 @@ class Norm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
-        self._eps = eps
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x.float(), self.weight.shape, self.weight, self._eps)
+        return functional.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
 
 
 def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
@@ -135,7 +135,11 @@ class SharesTables(nn.Module):
         """[draft vocabulary, hidden] of the output head."""
         return self.lm_head.weight if self.config.owns_head else self.shared_rows  # type: ignore[return-value]
 
+    @property
+    def table(self) -> Tensor:
+        """[vocabulary, hidden] of the embedding."""
+        return self.embed_tokens.weight if self.config.owns_embedding else self.shared_embedding  # type: ignore[return-value]
+
     def embed(self, tokens: Tensor) -> Tensor:
         """[n, hidden] of target ids [n]."""
-        table = self.embed_tokens.weight if self.config.owns_embedding else self.shared_embedding
-        return table[tokens].float()  # type: ignore[index]
+        return self.table[tokens].float()

@@ -35,12 +35,12 @@ class Eagle3Layer(nn.Module):
         self.self_attn = SelfAttention(layer, 2 * size)
         self.post_attention_layernorm = Norm(size, eps)
         self.mlp = GatedFeedForward(layer)
-        self._normed_residual = config.norm_before_residual
+        self.normed_residual = config.norm_before_residual
 
     def enter(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Input of attention [n, 2 hidden], and the residual [n, hidden]."""
         normed = self.hidden_norm(hidden)
-        return torch.cat([self.input_layernorm(embedded), normed], dim=-1), normed if self._normed_residual else hidden
+        return torch.cat([self.input_layernorm(embedded), normed], dim=-1), normed if self.normed_residual else hidden
 
     def leave(self, residual: Tensor, mixed: Tensor) -> Tensor:
         """Output of the layer [n, hidden], from the residual and the output of attention [n, heads * D]."""
