@@ -45,6 +45,8 @@ def kernels(kind: str, bytes_each: int, waits: bool):
     rows = {"x": "*fp32", "added": "*fp32", "total": "*fp32", "gate": f"*{kind}", "up": f"*{kind}", "eps": "fp32"}
     strides = ("columns", "added_stride", "out_stride", "gate_stride", "up_stride")
     rows |= {"asked": "*i32"} | dict.fromkeys(strides, "i32")
+    rows_of_heads = data | rows | {"weight": "*fp32", "asked": "*fp32"}
+    yield entries._rms_norm, rows_of_heads, {"PARTS": 4, "HAS_BIAS": False, "PICKS": False, "BLOCK": 2048} | waiting, two
     yield entries._rms_norm, data | rows, {"PARTS": 4, "HAS_BIAS": True, "PICKS": True, "BLOCK": 2048} | waiting, two
     yield entries._gated, data | rows, {"IS_SILU": False, "BLOCK": 1024} | waiting, two
     heads = {name: f"*{kind}" for name in ("key", "value", "query_weight", "key_weight")}
@@ -68,6 +70,7 @@ def kernels(kind: str, bytes_each: int, waits: bool):
     tables = {"tokens": "*i32", "picks": "*i32", "table": f"*{kind}", "out": "*fp32"}
     tables |= dict.fromkeys(("columns", "first", "size"), "i32")
     yield ends._embedded, tables, {"BLOCK": 2048}, two
+    yield ends._embedded, tables | {"tokens": "*i64", "picks": "*i64"}, {"BLOCK": 2048}, two
     angles = {"positions": "*i32", "frequencies": "*fp32", "cosines": "*fp32", "sines": "*fp32", "factor": "fp32"}
     yield ends._angles, angles, {"HALF": 48, "BLOCK": 64}, two
     peaks = {"logits": "*fp32", "peaks": "*fp32", "places": "*i32", "columns": "i32", "num_chunks": "i32"}

@@ -28,7 +28,7 @@ def _embedded(tokens, picks, table, out, columns, first, size, BLOCK: tl.constex
     row, column = tl.program_id(0), tl.arange(0, BLOCK)
     token = tl.load(tokens + row).to(tl.int32)
     if token < 0:
-        token = tl.load(picks - 1 - token)
+        token = tl.load(picks - 1 - token).to(tl.int32)
     own = token - first
     inside = column < columns
     known = column < tl.where((own >= 0) & (own < size), columns, 0)
@@ -104,7 +104,7 @@ def _likeliest_of_rows(peaks, places, masses, best, probs, num_chunks, BLOCK: tl
 
 
 def embedded(tokens: Tensor, picks: Tensor, table: Tensor, first: int = 0) -> Tensor:
-    """[M, hidden] float32: of `tokens` [M] int32 the rows of `table` [n, hidden]; -1 - i is token i of `picks`.
+    """[M, hidden] float32: of `tokens` [M] the rows of `table` [n, hidden]; -1 - i is token i of `picks`.
 
     The table has the tokens from `first` on; others have zeros.
     """
