@@ -229,20 +229,22 @@ class CudaModel(TorchModel):
 
     @torch.inference_mode()
     def draft_chains(self, rows: Rows, cache: KVCache, num_tokens: int, draws: Draws | None = None) -> ChainDraft:
-        """See `DraftsChains`: one graph for the pass over `rows` and one for the chains; waits for the tokens.
+        """See `DraftsChains`: one graph for the pass over `rows` and the chains; waits for the tokens.
 
         Raises:
             InvalidParameter: see `forward`.
         """
-        logits, picks = self.launch(rows, cache).logits, Picks.of(draws, self._send, rank=self._rank)
+        own, picks = self._checked(rows, cache, ()), Picks.of(draws, self._send, rank=self._rank)
         if self.attention == "sdpa":
-            return self._chain_apart(rows, cache, logits, num_tokens, picks)
-        own = cast(CudaKVCache, cache)
-        name = (tuple(self._stage.running),)
-        return self.passes.chain(
-            rows, own, name, (logits,), num_tokens, lambda placed, tokens, _: self._below(placed, tokens, own),
-            picks,
-        )  # fmt: skip
+            return self._chain_apart(rows, cache, self.launch(rows, cache).logits, num_tokens, picks)
+
+        def begin(placed: PagedRows, asked: Tensor, _: Sequence[Tensor]) -> Outputs:
+            return self._through(placed.token_ids, placed, own, (), asked, None)
+
+        def below(placed: PagedRows, tokens: Tensor, _: Sequence[Tensor]) -> Outputs:
+            return self._through(tokens, placed, own, (), torch.arange(len(tokens), device=tokens.device), None)
+
+        return self.passes.chain(rows, own, (tuple(self._stage.running),), begin, num_tokens, below, picks)
 
     def _chain_apart(self, rows: Rows, cache: KVCache, logits: Tensor, num_tokens: int, picks: Picks) -> ChainDraft:
         """The chains after `logits` without graphs (masks are made on the host): a pass per level, each waited for."""
@@ -266,10 +268,7 @@ class CudaModel(TorchModel):
                 argmax. The graph of this pass must have been recorded.
             advance: see `Passes.run`; `rows` are then the template of `Lookups.advancing`.
         """
-        if not isinstance(cache, CudaKVCache):
-            raise InvalidParameter("cache", f"is a {type(cache).__name__}", "make it with this model's new_cache")
-        if not is_foreseen:
-            check_rows(self.config, rows, taps)
+        cache = self._checked(None if is_foreseen else rows, cache, taps)
         if self.attention == "sdpa":
             share, tapped = self._scored(rows, cache, taps)
             logits = self.peers.whole(share, None)
@@ -284,6 +283,14 @@ class CudaModel(TorchModel):
         )
         tapped = states[0][: len(rows.token_ids)] if states else None
         return Launched(logits[:num_asked], tapped, peaks[:num_asked])
+
+    def _checked(self, rows: Rows | None, cache: KVCache, taps: tuple[int, ...]) -> CudaKVCache:
+        """The cache, if it is one of this executor and all `rows` and taps are in the model."""
+        if not isinstance(cache, CudaKVCache):
+            raise InvalidParameter("cache", f"is a {type(cache).__name__}", "make it with this model's new_cache")
+        if rows is not None:
+            check_rows(self.config, rows, taps)
+        return cache
 
     def _compute(self, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], asked: int) -> Outputs:
         """The logits of the first `asked` logit rows, their peaks, and the states of the taps, if there are any."""
@@ -309,10 +316,6 @@ class CudaModel(TorchModel):
             return self._fused.embedded(tokens, self.picks)
         known = torch.where(tokens < 0, self.picks[(-1 - tokens).clamp_min(0)], tokens)
         return self._stage.embed_tokens(known, positions)
-
-    def _below(self, placed: PagedRows, tokens: Tensor, cache: CudaKVCache) -> Outputs:
-        """The logits of all rows with the tokens `tokens` [rows]."""
-        return self._through(tokens, placed, cache, (), torch.arange(len(tokens), device=tokens.device), None)
 
     def _through(
         self, tokens: Tensor, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], asked: Tensor,

@@ -56,14 +56,13 @@ class PagedRows:
     @classmethod
     def of(cls, packed: Tensor, num_rows: int, num_splits: int) -> "PagedRows":
         """Views into `packed`, the array that `pack` wrote for `num_rows` rows, on whatever device it is now."""
-        [only] = cls.levels(packed, num_rows, num_splits, 1)
+        [only] = cls.levels(packed, num_rows, num_splits, 1, packed[len(FIELDS) * num_rows :])
         return only
 
     @classmethod
-    def levels(cls, packed: Tensor, num_rows: int, num_splits: int, num_levels: int) -> "list[PagedRows]":
-        """Several batches of `num_rows` rows over the same pages: lines of each in `packed`, one `flat` after them."""
+    def levels(cls, packed: Tensor, num_rows: int, num_splits: int, num_levels: int, flat: Tensor) -> "list[PagedRows]":
+        """Several batches of `num_rows` rows over the same pages `flat`: lines of each in `packed`."""
         lines = packed[: num_levels * len(FIELDS) * num_rows].view(num_levels, len(FIELDS), num_rows)
-        flat = packed[lines.numel() :]
         own = [dict(zip(FIELDS, each.unbind(), strict=True)) for each in lines.unbind()]
         return [cls(**each, flat=flat, num_splits=num_splits) for each in own]
 
@@ -82,7 +81,9 @@ def pack(rows: Rows, num_rows: int, spare_slot: int, tile_size: int, out: np.nda
     """
     lines = out[: len(FIELDS) * num_rows].reshape(len(FIELDS), num_rows)
     pack_lines(rows, spare_slot, tile_size, lines)
-    pack_flat(rows, out[lines.size :])
+    flat, tables = out[lines.size :], rows.page_tables
+    flat[: tables.size] = tables.ravel()
+    flat[tables.size :] = rows.branch_slots.ravel()
 
 
 def pack_lines(rows: Rows, spare_slot: int, tile_size: int, lines: np.ndarray) -> None:
@@ -121,13 +122,6 @@ def _layout(
     for line, values in zip(lines, (numbers * tables[1], first_branch, asked, first, sizes), strict=True):
         line[: len(values)] = values
     return lines
-
-
-def pack_flat(rows: Rows, flat: np.ndarray) -> None:
-    """Write page tables and slots of branches to `flat`."""
-    tables = rows.page_tables
-    flat[: tables.size] = tables.ravel()
-    flat[tables.size :] = rows.branch_slots.ravel()
 
 
 def levels_below(rows: Rows, num_levels: int) -> list[Rows]:

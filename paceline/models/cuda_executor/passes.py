@@ -16,17 +16,20 @@ from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.chains import ChainDraft
 from paceline.models.config import ModelConfig
 from paceline.models.cuda_executor.attention import AttentionName, rows_of_tile
+from paceline.models.cuda_executor.fetch import Fetch
 from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, graphs_of, on_device
 from paceline.models.cuda_executor.laws.chains import Picks
 from paceline.models.cuda_executor.lookups import FEW_ROWS, LONGEST_LOOKED_UP, Lookups
 from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below, num_splits
-from paceline.models.cuda_executor.staging import LARGEST, Staging, asked_bucket, bucket_of
+from paceline.models.cuda_executor.staging import LARGEST, Staging, asked_bucket, bucket_of, chain_bucket
 from paceline.models.torch_executor.cache import TorchKVCache
 
 Compute = Callable[[PagedRows, int, Sequence[Tensor]], Outputs]
 """(rows, number of logit rows, input tensors [rows, n]) to logits [logit rows, n] and other outputs."""
 Advance = Callable[[Tensor, int], None]
 """Changes packed rows in place, given their padded number."""
+Begin = Callable[[PagedRows, Tensor, Sequence[Tensor]], Outputs]
+"""(rows, indices [n] of some, inputs of all) to logits [n, columns] and states [n, ..] of those."""
 Below = Callable[[PagedRows, Tensor, Sequence[Tensor]], Outputs]
 """(rows, their tokens [rows], states of their parents) to logits [rows, n] and states of all rows."""
 
@@ -115,6 +118,7 @@ class Passes:
         waits = attention == "by_position" and device.type == "cuda"
         self.records = attention != "sdpa" and config.experts is None and not waits
         self.capture = capture or graphs_of(device)
+        self._fetch = Fetch(device)
         self._num_logits, self._logits = num_logits, torch.empty(0)
         self.num_launched = 0
 
@@ -160,44 +164,47 @@ class Passes:
         self.num_launched += 1
 
     def chain(
-        self, rows: Rows, cache: CudaKVCache, name: tuple, begun: Outputs, num_tokens: int, below: Below,
-        picks: Picks,
+        self, rows: Rows, cache: CudaKVCache, name: tuple, begin: Begin, num_tokens: int, below: Below, picks: Picks,
+        fed: Sequence[Tensor] = (),
     ) -> ChainDraft:  # fmt: skip
-        """Chains of `num_tokens` tokens after the logit rows of `rows`, as one graph; waits for the tokens.
+        """Chains of `num_tokens` tokens after the logit rows of `rows`, all as one graph; waits for the tokens.
 
         Args:
-            begun: logits [logit rows, n] and states [logit rows, ..] of those rows.
+            name, fed: as of `run`.
+            begin: the pass over `rows`.
             below: a pass over one level.
             picks: of tokens, with draws for the logit rows.
         """
         size, levels = len(rows.logit_rows), levels_below(rows, num_tokens - 1)
         self._count(cache)
         with on_device(self.device):
-            if not levels:
-                table = _picked(begun, [], below, picks)
+            how = (cache.spare_slot, self._tile, num_splits(levels[-1] if levels else rows))
+            if self.records and self._staging.fits_chain(rows, levels):
+                table = self._chained(rows, levels, how, cache, name, begin, below, picks, fed)
             else:
-                table = self._chained(levels, cache, name, begun, below, picks)
-            tokens, probs = table[:, :, :size].cpu().numpy()
+                placed, lower = self._staging.place_chain_apart(rows, levels, *how)
+                given = [one.to(self.device) for one in fed]
+                table = _picked(begin(placed, placed.logit_rows[:size], given), lower, below, picks)
+            [table] = self._fetch(table).wait()
+        tokens, probs = table[:, :, :size]
         return ChainDraft(tokens.T.astype(np.int32), probs.T.astype(np.float32))
 
     def _chained(
-        self, levels: Sequence[Rows], cache: CudaKVCache, name: tuple, begun: Outputs, below: Below, picks: Picks
-    ) -> Tensor:
-        """The table of `_picked` for `levels`, possibly with padding rows."""
-        splits = num_splits(levels[-1])
-        if not (self.records and self._staging.fits_levels(levels)):
-            return _picked(begun, self._staging.place_levels_apart(levels, cache.spare_slot, splits), below, picks)
-        placed = self._staging.place_levels(levels, cache.spare_slot, splits)
-        bucket = cast(int, bucket_of(len(levels[0].token_ids)))
-
+        self, rows: Rows, levels: Sequence[Rows], how: tuple[int, int, int], cache: CudaKVCache, name: tuple,
+        begin: Begin, below: Below, picks: Picks, fed: Sequence[Tensor],
+    ) -> Tensor:  # fmt: skip
+        """The table of `_picked`, possibly with padding rows."""
+        placed, lower = self._staging.place_chain(rows, levels, *how)
+        bucket, own = cast(int, chain_bucket(rows)), cast(int, bucket_of(len(rows.logit_rows)))
         drawn = () if picks.draws is None else (picks.draws,)
 
         def compute(static: Sequence[Tensor]) -> Outputs:
-            staged = replace(picks, draws=static[-1] if drawn else None)
-            return (_picked(tuple(static[: len(begun)]), placed, below, staged),)
+            staged = replace(picks, draws=static[-1][:own] if drawn else None)
+            begun = begin(placed, placed.logit_rows[:own], static[: len(fed)])
+            return (_picked(begun, lower, below, staged),)
 
-        key = (*name, "chain", len(levels), bucket, splits, bool(drawn))
-        [table] = self._replay(cache, key, compute, (*begun, *drawn), bucket, gives_logits=False)
+        key = (*name, "chain", len(levels), bucket, own, how[-1], bool(drawn))
+        [table] = self._replay(cache, key, compute, (*fed, *drawn), bucket, gives_logits=False)
         return table
 
     def _replay(

@@ -13,11 +13,14 @@ from torch import Tensor
 
 from paceline.models.base import Rows, pages_for
 from paceline.models.config import ModelConfig
-from paceline.models.cuda_executor.paged_rows import FIELDS, PagedRows, pack, pack_flat, pack_lines, packed_size
+from paceline.models.cuda_executor.paged_rows import FIELDS, PagedRows, pack, pack_lines, packed_size
 
 BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320)
 """Numbers of rows that passes are padded to."""
 LARGEST = BUCKETS[-1]
+_FEWEST = 8
+"""Fewest rows that a chain's are padded to. So few cost as much as one, and their number, that of the tokens that were
+accepted before, differs from draft to draft: each number would have graphs of its own."""
 _MOST_SEGMENTS = 64
 _MOST_ASIDE = 64
 """Room for pages of a request, and branch slots of a row, in addition to those of its positions."""
@@ -26,6 +29,11 @@ _MOST_ASIDE = 64
 def bucket_of(num_rows: int) -> int | None:
     """The number of rows that `num_rows` are padded to; None when there are too many."""
     return None if num_rows > LARGEST else BUCKETS[bisect_left(BUCKETS, num_rows)]
+
+
+def chain_bucket(rows: Rows) -> int | None:
+    """As `bucket_of`, for rows that chains are drafted after, at least `_FEWEST`."""
+    return bucket_of(max(len(rows.token_ids), _FEWEST))
 
 
 def asked_bucket(num_asked: int, bucket: int) -> int:
@@ -51,6 +59,7 @@ class Staging:
         self._static = torch.zeros(self._capacity, dtype=torch.int32, device=device)
         self._copied = torch.cuda.Event() if self._is_cuda else None
         self._views: dict[tuple[int, int], PagedRows] = {}
+        self._chains: dict[tuple[int, int, int, int], tuple[PagedRows, list[PagedRows]]] = {}
 
     @property
     def packed(self) -> Tensor:
@@ -73,26 +82,37 @@ class Staging:
             self._views[bucket, splits] = PagedRows.of(self._static, bucket, splits)
         return self._views[bucket, splits]
 
-    def fits_levels(self, levels: Sequence[Rows]) -> bool:
-        """Whether `levels` fit the static tensors for `place_levels`."""
-        bucket = bucket_of(len(levels[0].token_ids))
-        return bucket is not None and _levels_size(levels, bucket) <= self._capacity
+    def fits_chain(self, rows: Rows, levels: Sequence[Rows]) -> bool:
+        """Whether `rows` and the levels below their logit rows fit the static tensors for `place_chain`."""
+        bucket = chain_bucket(rows)
+        return bucket is not None and _chain_size(rows, bucket, levels, bucket) <= self._capacity
 
-    def place_levels(self, levels: Sequence[Rows], spare_slot: int, splits: int) -> list[PagedRows]:
-        """The batches of `levels_below`, which fit, in static tensors of their bucket, each row a tile of its own."""
-        bucket = bucket_of(len(levels[0].token_ids))
-        assert bucket is not None
-        size = _levels_size(levels, bucket)
-        _pack_levels(levels, bucket, spare_slot, self._writable()[:size])
+    def place_chain(
+        self, rows: Rows, levels: Sequence[Rows], spare_slot: int, tile_size: int, splits: int
+    ) -> tuple[PagedRows, list[PagedRows]]:
+        """`rows` and the batches of `levels_below` them, which fit, in static tensors, each padded to its bucket.
+
+        Args:
+            spare_slot, tile_size: as of `pack`; each row of a level is a tile of its own.
+        """
+        bucket, own = chain_bucket(rows), bucket_of(len(rows.logit_rows))
+        assert bucket is not None and own is not None
+        size = _chain_size(rows, bucket, levels, own)
+        _pack_chain(rows, bucket, levels, own, spare_slot, tile_size, self._writable()[:size])
         self._send(size)
-        return PagedRows.levels(self._static, bucket, splits, len(levels))
+        key = bucket, splits, own, len(levels)
+        if key not in self._chains:
+            self._chains[key] = _placed_chain(self._static, bucket, splits, own, len(levels))
+        return self._chains[key]
 
-    def place_levels_apart(self, levels: Sequence[Rows], spare_slot: int, splits: int) -> list[PagedRows]:
-        """As `place_levels` for batches of any size, in new tensors."""
-        size = len(levels[0].token_ids)
-        packed = np.empty(_levels_size(levels, size), np.int32)
-        _pack_levels(levels, size, spare_slot, packed)
-        return PagedRows.levels(torch.from_numpy(packed).to(self._device), size, splits, len(levels))
+    def place_chain_apart(
+        self, rows: Rows, levels: Sequence[Rows], spare_slot: int, tile_size: int, splits: int
+    ) -> tuple[PagedRows, list[PagedRows]]:
+        """As `place_chain` for any number of rows, without padding, in new tensors."""
+        size, own = len(rows.token_ids), len(rows.logit_rows)
+        packed = np.empty(_chain_size(rows, size, levels, own), np.int32)
+        _pack_chain(rows, size, levels, own, spare_slot, tile_size, packed)
+        return _placed_chain(torch.from_numpy(packed).to(self._device), size, splits, own, len(levels))
 
     def place_apart(self, rows: Rows, spare_slot: int, tile_size: int, splits: int) -> PagedRows:
         """As `place` for any number of rows, without padding, in new tensors."""
@@ -113,13 +133,24 @@ class Staging:
             self._copied.record()
 
 
-def _levels_size(levels: Sequence[Rows], num_rows: int) -> int:
-    return len(levels) * len(FIELDS) * num_rows + levels[0].page_tables.size
+def _chain_size(rows: Rows, num_rows: int, levels: Sequence[Rows], num_below: int) -> int:
+    """Numbers of `rows` padded to `num_rows`, and of their levels, each padded to `num_below`."""
+    return len(levels) * len(FIELDS) * num_below + packed_size(rows, num_rows)
 
 
-def _pack_levels(levels: Sequence[Rows], num_rows: int, spare_slot: int, out: np.ndarray) -> None:
-    """Write the lines of each level, padded to `num_rows` rows, and their common page tables."""
-    lines = out[: len(levels) * len(FIELDS) * num_rows].reshape(len(levels), len(FIELDS), num_rows)
-    for rows, own in zip(levels, lines, strict=True):
-        pack_lines(rows, spare_slot, 1, own)
-    pack_flat(levels[0], out[lines.size :])
+def _pack_chain(
+    rows: Rows, num_rows: int, levels: Sequence[Rows], num_below: int, spare_slot: int, tile_size: int, out: np.ndarray
+) -> None:
+    """Write the lines of each level, then `rows`, whose page tables all share."""
+    lines = out[: len(levels) * len(FIELDS) * num_below].reshape(len(levels), len(FIELDS), num_below)
+    for level, own in zip(levels, lines, strict=True):
+        pack_lines(level, spare_slot, 1, own)
+    pack(rows, num_rows, spare_slot, tile_size, out[lines.size :])
+
+
+def _placed_chain(
+    packed: Tensor, num_rows: int, splits: int, num_below: int, num_levels: int
+) -> tuple[PagedRows, list[PagedRows]]:
+    """Views into what `_pack_chain` wrote."""
+    rows = PagedRows.of(packed[num_levels * len(FIELDS) * num_below :], num_rows, splits)
+    return rows, PagedRows.levels(packed, num_below, splits, num_levels, rows.flat)

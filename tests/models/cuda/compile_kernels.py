@@ -46,7 +46,12 @@ def kernels(kind: str, bytes_each: int, waits: bool):
     strides = ("columns", "added_stride", "out_stride", "gate_stride", "up_stride")
     rows |= {"asked": "*i32"} | dict.fromkeys(strides, "i32")
     rows_of_heads = data | rows | {"weight": "*fp32", "asked": "*fp32"}
-    yield entries._rms_norm, rows_of_heads, {"PARTS": 4, "HAS_BIAS": False, "PICKS": False, "BLOCK": 2048} | waiting, two
+    yield (
+        entries._rms_norm,
+        rows_of_heads,
+        {"PARTS": 4, "HAS_BIAS": False, "PICKS": False, "BLOCK": 2048} | waiting,
+        two,
+    )
     yield entries._rms_norm, data | rows, {"PARTS": 4, "HAS_BIAS": True, "PICKS": True, "BLOCK": 2048} | waiting, two
     yield entries._gated, data | rows, {"IS_SILU": False, "BLOCK": 1024} | waiting, two
     heads = {name: f"*{kind}" for name in ("key", "value", "query_weight", "key_weight")}

@@ -42,6 +42,10 @@ class FusedHead(Protocol):
         """
         ...
 
+    def projected(self, taps: Tensor) -> Tensor:
+        """[n, hidden] float32 input states of taps [n, taps * hidden]."""
+        ...
+
     def scored(self, read: Tensor) -> Tensor:
         """[n, draft vocabulary] float32 logits of what the output head reads."""
         ...
@@ -130,6 +134,10 @@ class _Fused:
         rows = self._net.rows
         return product(read, rows, out=torch.empty(len(read), len(rows), device=read.device))
 
+    def projected(self, taps: Tensor) -> Tensor:
+        """See `FusedHead`."""
+        return self._net.project(taps.view(len(taps), len(self._net.config.taps), -1))
+
     def _embedded(self, tokens: Tensor) -> Tensor:
         """[M, hidden] float32."""
         return embedded(tokens, tokens, self._net.table)
@@ -151,6 +159,14 @@ class _Fused:
 
 class _FusedEagle3(_Fused):
     """See `eagle3.py`."""
+
+    def projected(self, taps: Tensor) -> Tensor:
+        """See `FusedHead`."""
+        net = self._net
+        if net.config.fc_norm or net.config.norm_before_fc:
+            return super().projected(taps)
+        out = torch.empty(len(taps), len(net.fc.weight), device=taps.device)
+        return product(taps.to(self._kind), net.fc.weight, net.fc.bias, out=out)
 
     def run(
         self, placed: PagedRows, tokens: Tensor, fed: Sequence[Tensor], cache: TorchKVCache

@@ -1,10 +1,10 @@
-"""Draft heads on a GPU: passes in static shapes as CUDA graphs, greedy chains in one or two graphs.
+"""Draft heads on a GPU: passes in static shapes as CUDA graphs, a chain in one graph.
 
 The networks are those of `torch_executor/heads/`; attention (over the pages of `paged_rows.py`) and synchronisation are
 replaced, and what greedy chains are fed stays on the device. Not for Falcon, whose rows are sequential.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,7 +25,7 @@ from paceline.models.heads.nets import NetOutput
 from paceline.models.heads.record import HeadRecord
 from paceline.models.states import States
 from paceline.models.torch_executor.attention import AttentionForm
-from paceline.models.torch_executor.device_states import DeviceStates
+from paceline.models.torch_executor.device_states import DeviceStates, tensor_of
 from paceline.models.torch_executor.heads.nets import (
     Mixes,
     OnDevice,
@@ -116,38 +116,53 @@ class _Paged(_Chains, PagedNet):
 class CudaAutoregressiveNet(_Paged, TorchAutoregressiveNet):
     """See `AutoregressiveNet`."""
 
+    def project(self, taps: States) -> "Unprojected":
+        """See `AutoregressiveNet.project`; the result stays on the device, and is computed where it is read."""
+        return Unprojected(self, tensor_of(taps, self.device))
+
     @torch.inference_mode()
-    def project(self, taps: States) -> DeviceStates:
-        """See `AutoregressiveNet.project`; the result stays on the device."""
-        return DeviceStates(self.net.project(self._each(taps)))
+    def projected(self, taps: Tensor) -> Tensor:
+        """[n, hidden] float32 of taps [n, taps * hidden]."""
+        kernels = self._kernels_for(taps)
+        if kernels is not None:
+            return kernels.projected(taps)
+        return self.net.project(taps.float().view(len(taps), len(self.record.config.taps), -1))
 
     @torch.inference_mode()
     def forward(self, rows: Rows, hidden: States, cache: KVCache) -> NetOutput:
         """See `AutoregressiveNet.forward`."""
-        logits, fed, _ = self._started(rows, hidden, cast(CudaKVCache, cache))
+        logits, fed = self._started(rows, hidden, cast(CudaKVCache, cache))
         return NetOutput(fetched(logits[: len(rows.logit_rows)]), fetched(fed[: len(rows.token_ids)]))
 
     @torch.inference_mode()
     def draft_chains(
         self, rows: Rows, hidden: States, cache: KVCache, num_tokens: int, draws: Draws | None = None
     ) -> ChainDraft:
-        """See `DraftsChains.draft_chains`, and `forward` for `hidden`: a graph for the rows, and one for the loop."""
+        """See `DraftsChains.draft_chains`, and `forward` for `hidden`: one graph for the rows and the loop."""
         own, picks = cast(CudaKVCache, cache), self._picks(draws)
-        logits, _, fed = self._started(rows, hidden, own)
-        count = len(rows.logit_rows)
-        begun = logits[:count], fed[:count]
-        below = partial(self._below, cache=own)
-        return self._passes.chain(rows, own, ("head",), begun, num_tokens, below, picks)
+        name, given, read_by = self._given(hidden)
+
+        def begin(placed: PagedRows, asked: Tensor, static: Sequence[Tensor]) -> Outputs:
+            read, fed = self._run(placed, placed.token_ids, read_by(static[0]), own)
+            last = asked.long()
+            return self._scored(read[last]), fed[last]
+
+        return self._passes.chain(rows, own, name, begin, num_tokens, partial(self._below, cache=own), picks, [given])
 
     def _started(self, rows: Rows, hidden: States, cache: CudaKVCache) -> Outputs:
-        """Logits of the logit rows, input states of child rows, and those of the logit rows' child rows."""
+        name, given, read_by = self._given(hidden)
 
         def compute(placed: PagedRows, asked: int, static: Sequence[Tensor]) -> Outputs:
-            read, fed = self._run(placed, placed.token_ids, static[0], cache)
-            last = placed.logit_rows[:asked].long()
-            return self._scored(read[last]), fed, fed[last]
+            read, fed = self._run(placed, placed.token_ids, read_by(static[0]), cache)
+            return self._scored(read[placed.logit_rows[:asked].long()]), fed
 
-        return self._passes.run(rows, cache, ("head",), compute, [self.floats(hidden)])
+        return self._passes.run(rows, cache, name, compute, [given])
+
+    def _given(self, hidden: States) -> tuple[tuple, Tensor, Callable[[Tensor], Tensor]]:
+        """(name of graphs, what the device is given, how input states [n, hidden] float32 are made of it)."""
+        if isinstance(hidden, Unprojected):
+            return ("head", "taps"), hidden.taps, self.projected
+        return ("head",), self.floats(hidden), lambda states: states
 
     def _below(self, placed: PagedRows, tokens: Tensor, states: Sequence[Tensor], cache: CudaKVCache) -> Outputs:
         read, fed = self._run(placed, tokens, states[0], cache)
@@ -160,6 +175,36 @@ class CudaAutoregressiveNet(_Paged, TorchAutoregressiveNet):
             return kernels.run(placed, tokens, [hidden], cache)
         x, residual = self.net.enter(tokens.long(), hidden)
         return self.net.finish(self._pass(x, residual, placed, cache))
+
+
+class Unprojected(DeviceStates):
+    """Input states of a net's rows as taps of the target: a draft makes one of the other in its graph.
+
+    Args:
+        net: of which these are inputs.
+        table, rows, columns: taps side by side; see `DeviceStates`.
+    """
+
+    __slots__ = ("_net",)
+
+    def __init__(self, net: CudaAutoregressiveNet, table: Tensor, rows: range | None = None) -> None:
+        super().__init__(table, rows)
+        self._net = net
+
+    def __getitem__(self, rows: slice | list[int]) -> "DeviceStates":
+        if isinstance(rows, slice):
+            return Unprojected(self._net, self._table, self._rows[rows])
+        return Unprojected(self._net, super().__getitem__(rows).tensor())
+
+    @property
+    def taps(self) -> Tensor:
+        """[n, taps * hidden]."""
+        return super().tensor()
+
+    def tensor(self) -> Tensor:
+        """[n, hidden] the input states."""
+        with on_device(self._net.device):
+            return self._net.projected(self.taps)
 
 
 class CudaBlockNet(_Paged, TorchBlockNet):
