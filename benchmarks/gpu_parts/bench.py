@@ -15,6 +15,10 @@ import torch
 
 from gpu_parts.stand_ins import NumberTokenizer, RandomWeights, make_recorded, qwen_config
 
+_SETTLING = 1.0
+"""Seconds of work until a GPU's clock no longer rises."""
+_MOST_RUNS = 40
+
 
 @dataclass
 class Bench:
@@ -124,8 +128,8 @@ class Bench:
         return rng.integers(0, self.checkpoint.config.vocab_size, (count, length)).tolist()
 
     def warm_up(self, run: Callable[[], Any]) -> None:
-        """Repeat `run` for half a second, or twice on a tiny model: a GPU that was idle begins at a lower clock."""
-        until, count = time.perf_counter() + 0.5, 0
+        """Repeat `run` for a second, or twice on a tiny model: a GPU that was idle begins at a lower clock."""
+        until, count = time.perf_counter() + _SETTLING, 0
         while count < 2 or (not self.quick and time.perf_counter() < until):
             run()
             self.wait()
@@ -172,16 +176,21 @@ def compared(logits: np.ndarray, reference: np.ndarray) -> dict[str, float]:
 
 
 def measured(engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int, **sampling: Any) -> dict:
-    """The figures of `answer_all` in a run that records no graph; recording takes some milliseconds per graph.
+    """The figures of `answer_all` in a run that records no graph, at least a second after the latest recording.
 
-    Searching all loaded libraries for garbage takes a tenth of a second, so they are excepted, as in `paceline serve`.
+    Recording takes some milliseconds per graph, and a GPU that waited for it runs at a lower clock at first. Searching
+    all loaded libraries for garbage takes a tenth of a second, so they are excepted, as in `paceline serve`.
     """
     gc.collect()
     gc.freeze()
-    for _ in range(4):
-        known = len(getattr(engine.cache, "graphs", ()))
+    settling, recorded = (_SETTLING if engine.cache.keys.is_cuda else 0.0), time.perf_counter()
+    figures: dict = {}
+    for _ in range(_MOST_RUNS):
+        known, is_settled = len(engine.cache.graphs), time.perf_counter() - recorded >= settling
         _, figures = answer_all(engine, prompts, max_tokens, **sampling)
-        if len(getattr(engine.cache, "graphs", ())) == known:
+        if len(engine.cache.graphs) > known:
+            recorded = time.perf_counter()
+        elif is_settled:
             break
     return figures
 

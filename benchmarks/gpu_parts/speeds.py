@@ -33,7 +33,7 @@ def passes(bench: Bench) -> dict[str, Any]:
     counts = (1, 2, 5, 8) if bench.quick else (1, 2, 4, 5, 8, 16, 32, 64, 128, 256)
     found: dict[str, Any] = {"context": _CONTEXT}
     for name, model in (("default", bench.model), ("deterministic", bench.exact)):
-        found[name] = _pass_times(bench, model, counts)
+        found[name] = pass_times(bench, model, counts)
     limit = bench.results["bandwidth"].get("limit")
     weights = bench.model.num_bytes
     found["weights_gb"] = weights / 1e9
@@ -42,7 +42,7 @@ def passes(bench: Bench) -> dict[str, Any]:
     return found
 
 
-def _pass_times(bench: Bench, model: Any, counts: Sequence[int]) -> dict[int, float]:
+def pass_times(bench: Bench, model: Any, counts: Sequence[int]) -> dict[int, float]:
     """Milliseconds of passes over so many rows, from their launch until the device has done them."""
     from paceline.models.rows import Part, build_rows
 
@@ -81,7 +81,7 @@ def blocks(bench: Bench) -> dict[str, Any]:
         del matrices
         model = model_in_blocks(bench, bits)
         counts = (1, 5) if bench.quick else (1, 5, 16, 64, 256)
-        found[f"{bits}_bits"] = {"weights_gb": model.num_bytes / 1e9, "passes": _pass_times(bench, model, counts)}
+        found[f"{bits}_bits"] = {"weights_gb": model.num_bytes / 1e9, "passes": pass_times(bench, model, counts)}
     return found
 
 
@@ -100,7 +100,7 @@ def larger(bench: Bench) -> dict[str, Any]:
     less the larger these are."""
     own = Bench(bench.device, bench.quick, bench.deadline, bench.errors, "7b")
     own.results["bandwidth"] = bench.results["bandwidth"]
-    own.results["passes"]["default"] = _pass_times(own, own.model, (1, 5))
+    own.results["passes"]["default"] = pass_times(own, own.model, (1, 5))
     return {"weights_gb": own.model.num_bytes / 1e9, "passes": own.results["passes"]["default"], **_at_sizes(own, (1,))}
 
 
@@ -124,11 +124,11 @@ def lookups(bench: Bench) -> dict[str, Any]:
         found[name] = measured(engine, prompts, length)
         begun = foreseen.num_foreseen - before[0], foreseen.num_taken - before[1]
         found[name] |= {"passes_launched_ahead": begun[0], "of_these_taken": begun[1]}
-    times = _pass_times(own, own.model, (1, 5))
+    times = pass_times(own, own.model, (1, 5))
     found["passes"] = times
     for name in ("waiting", "ahead"):
         per_step = found[name]["tokens_per_step_and_request"]
-        theory = float(measured_speedup(per_step, NUM_DRAFTS, lambda rows: _interpolated(times, rows)))
+        theory = float(measured_speedup(per_step, NUM_DRAFTS, lambda rows: interpolated(times, rows)))
         speedup = found[name]["tokens_per_second"] / found["plain"]["tokens_per_second"]
         found[name] |= {"speedup": speedup, "of_theory": speedup / theory}
     return found
@@ -168,13 +168,13 @@ def _decoding(bench: Bench, size: int, length: int) -> dict[str, Any]:
     times = bench.results["passes"].get("default")
     if times:
         by_theory = measured_speedup(
-            drafted["tokens_per_step_and_request"], NUM_DRAFTS, lambda rows: _interpolated(times, size * rows)
+            drafted["tokens_per_step_and_request"], NUM_DRAFTS, lambda rows: interpolated(times, size * rows)
         )
         found |= {"speedup_by_theory": float(by_theory), "of_theory": speedup / float(by_theory)}
     return found
 
 
-def _interpolated(times: dict[int, float], rows: int) -> float:
+def interpolated(times: dict[int, float], rows: int) -> float:
     """Milliseconds of a pass over `rows`, between those measured; beyond the last, in proportion."""
     counts = sorted(times)
     above = next((count for count in counts if count >= rows), None)

@@ -207,6 +207,8 @@ def _look_ahead(model: CausalLM, cache: KVCache, drafter: Drafter, most: int) ->
         most: longest draft.
     """
     num_ahead = model.num_lookahead_slots if isinstance(model, LooksAhead) else 0
+    if num_ahead and getattr(drafter, "verified_early", False):
+        return num_ahead + 2 * most  # the next pass begins up to `most` tokens later, and has as many drafts
     how = getattr(drafter, "prompt_lookup", None)
     if how is None or not (num_ahead and most and isinstance(cache, LooksUp)):
         return num_ahead

@@ -28,7 +28,7 @@ class Draws(NamedTuple):
     Attributes:
         temperature: [requests]; 0 takes the most probable token.
         min_p, top_k, top_p: [requests], as in `SamplingParams`.
-        keys: [requests, levels] uint64, the noise of each draw; see `CounterRandomness.key`.
+        keys: [requests, levels or more] uint64, the noise of each draw; see `CounterRandomness.key`.
     """
 
     temperature: np.ndarray

@@ -36,6 +36,7 @@ class BlockRunner(PagedRunner):
         super().__init__(states, net.new_cache(num_pages), vocab_size)
         self._net, config = net, net.record.config
         self.can_chain, self.can_draw = hasattr(net, "draft_chains"), getattr(net, "draws_chains", False)
+        self.verifies_early = getattr(net, "verifies_early", False)
         self._first_place = 0 if config.sample_from_anchor else 1
         self._size = config.num_steps + self._first_place
         self._mask = config.mask_token_id or 0

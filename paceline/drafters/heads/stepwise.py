@@ -28,6 +28,7 @@ class StepRunner:
     def __init__(self, net: StepNet, states: HiddenStates) -> None:
         self._net, self.states = net, states
         self.can_chain, self.can_draw = hasattr(net, "draft_chains"), getattr(net, "draws_chains", False)
+        self.verifies_early = getattr(net, "verifies_early", False)
         self._below: dict[str, dict[int, tuple[int, States]]] = {}
 
     def can_hold(self, growth: Growth) -> bool:

@@ -8,6 +8,9 @@ the device: how many drafts they accept, and what the text's end repeats (`looku
 predicted rows, or some of them, the results are on their way. If it asks for anything else, that pass was wasted; it
 wrote only to slots after the last tokens, which are rewritten before they are read.
 
+A draft by a head is on the device before it is on the host, and the pass that verifies it is launched before the host
+knows it (`verify`).
+
 Not for laws that depend on the text (penalties, grammars), nor for drafts of other drafters, which wait for
 verification.
 """
@@ -16,14 +19,25 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 from weakref import ref
 
 import numpy as np
 from torch import Tensor
 
 from paceline.models.base import PAGE_SIZE, Rows
+from paceline.models.chains import Draws
 from paceline.models.cuda_executor.fetch import Fetch, Fetched
+from paceline.models.cuda_executor.following_rows import (
+    Roots,
+    are_chains,
+    chains_after,
+    depth_of,
+    is_plain,
+    questions_of,
+    roots_after,
+    starts_of,
+)
 from paceline.models.cuda_executor.laws import picks_of
 from paceline.models.cuda_executor.lookups import FEW_ROWS, MADE, Lookups, template_after
 from paceline.models.cuda_executor.passes import Advance, CudaKVCache, Passes
@@ -39,6 +53,8 @@ _LONGEST_WAIT = 64
 
 
 Questions = Sequence[Question]
+Told = Callable[[np.ndarray], None]
+"""Is told the drafts [requests, levels] once they are on the host."""
 
 
 class Launch(Protocol):
@@ -64,6 +80,7 @@ class _Pass:
         number: number of passes of the network when it was launched, including this one.
         fetched: the answers.
         states: of the taps.
+        has_drafts: whether it verifies drafts that were on the device only when it was launched.
         lines: tokens, positions and slots of rows that were made on the device; None for others.
     """
 
@@ -75,6 +92,7 @@ class _Pass:
     number: int
     fetched: Fetched
     states: DeviceStates | None
+    has_drafts: bool = False
     lines: Fetched | None = None
 
     def told(self, table: np.ndarray) -> None:
@@ -87,6 +105,15 @@ class _Pass:
         self.rows = replace(
             self.rows, token_ids=tokens, positions=positions, slots=slots, natural_lengths=positions + 1
         )
+
+
+class _Ended(NamedTuple):
+    """The latest pass: its cache, whose `changes` they were then, its taps, and where the next one begins."""
+
+    cache: ref[CudaKVCache]
+    changes: int
+    taps: tuple[int, ...]
+    roots: Roots
 
 
 class Foreseen:
@@ -107,6 +134,7 @@ class Foreseen:
 
     Attributes:
         num_foreseen, num_taken: passes launched ahead, and those of them that the engine then asked for.
+        verifies_early: whether `verify` will be called.
     """
 
     def __init__(
@@ -120,13 +148,15 @@ class Foreseen:
         self._misses, self._wait = 0, 0
         """Passes with drafts that were launched ahead in vain one after another, and steps before the next one."""
         self._next: _Pass | None = None
-        self._last: tuple[ref[CudaKVCache], int, np.ndarray] | None = None
+        self._last: _Ended | None = None
         self._share, self._pass_seconds, self._host_seconds, self._returned = 0.0, 0.0, 0.0, 0.0
         self.num_foreseen = self.num_taken = 0
+        self.verifies_early = False
 
     def knows(self, rows: Rows, cache: CudaKVCache, questions: Sequence[Question | None]) -> bool:
         """Whether the step after these rows may be predictable, so that they should be passed to `answers`."""
-        return is_plain(rows, questions) or (cache.lookups is not None and are_chains(rows, questions))
+        has_drafts = self.verifies_early or cache.lookups is not None
+        return is_plain(rows, questions) or (has_drafts and are_chains(rows, questions))
 
     def answers(
         self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions
@@ -135,10 +165,10 @@ class Foreseen:
         waits for the device."""
         ahead, self._next = self._next, None
         own = None if ahead is None else _places(rows, cache, taps, questions, ahead)
-        starts = _starts(rows)
-        self._depths.append(_depth(rows, starts))
+        starts = starts_of(rows)
+        self._depths.append(depth_of(rows, starts))
         self._expect(rows.positions[starts], cache, ahead is None or own is not None)
-        if ahead is not None and ahead.lines is not None:
+        if ahead is not None and ahead.has_drafts:
             self._misses = 0 if own is not None else self._misses + 1
             self._wait = min(2**self._misses, _LONGEST_WAIT) if self._misses else 0
         began, num_graphs = self._clock(), len(cache.graphs)
@@ -155,12 +185,45 @@ class Foreseen:
             self._next.told(table)
         if current is not ahead and self._next is None and num_graphs == len(cache.graphs):  # one pass and no more
             self._pass_seconds += _MEMORY * (self._clock() - began - self._pass_seconds)
-        self._last = ref(cache), cache.changes, _roots_after(rows, starts, table)
+        self._last = _Ended(ref(cache), cache.changes, taps, roots_after(rows, starts, table))
         states = current.states
         if states is not None and len(own) < len(states):
             states = states[own.tolist()]
         self._returned = self._clock()
         return table, states
+
+    def verify(self, drafts: Tensor, draws: Draws | None) -> Told | None:
+        """Launch the pass that verifies `drafts`, which the host does not know yet: a chain for each request of the
+        latest pass, in its order. None where that is not possible; a wrong guess costs a pass.
+
+        Args:
+            drafts: [levels, requests] tokens on the device.
+            draws: how they were drawn, with the key of one more draw; None for the most probable ones.
+        """
+        last, (levels, count) = self._last, drafts.shape
+        cache = None if last is None else last.cache()
+        if last is None or cache is None or self._next is not None or cache.changes != last.changes:
+            return None
+        if len(last.roots.positions) != count or count * levels > len(self._picks):
+            return None
+        if self._wait:
+            self._wait -= 1
+            return None
+        rows, asked = chains_after(last.roots, levels, self._max_positions), questions_of(draws, count, levels)
+        if rows is None or asked is None or not self._has_recorded(rows, cache, last.taps):
+            return None
+        self._picks[: count * levels].view(count, levels).copy_(drafts.T)
+        try:
+            begun = self._next = self._begun(rows, cache, last.taps, asked, is_foreseen=True)
+        except RuntimeError:  # the error will be raised when the engine asks for that pass
+            return None
+        begun.has_drafts = True
+        self.num_foreseen += 1
+
+        def told(tokens: np.ndarray) -> None:
+            rows.token_ids.reshape(count, levels + 1)[:, 1:] = tokens
+
+        return told
 
     def _expect(self, roots: np.ndarray, cache: CudaKVCache, is_right: bool) -> None:
         """Update the averages: whether this step was predictable, and the host's time before it.
@@ -171,7 +234,7 @@ class Foreseen:
         """
         follows = is_right and self._last is not None and self._last[:2] == (ref(cache), cache.changes)
         if follows and self._last is not None:
-            before = self._last[2]
+            before = self._last.roots.positions
             follows = len(roots) < len(before) or (len(roots) == len(before) and bool((roots == before).all()))
         self._share += _MEMORY * (follows - self._share)
         if follows:
@@ -233,7 +296,7 @@ class Foreseen:
 
         asked = [LARGEST] * len(template.slots)
         begun = self._begun(template, cache, current.taps, asked, is_foreseen=True, advance=advance)
-        begun.lines = fetched[0]
+        begun.has_drafts, begun.lines = True, fetched[0]
         return begun
 
     def _following(self, rows: Rows, own: np.ndarray) -> Rows | None:
@@ -256,51 +319,6 @@ class Foreseen:
             rows.branch_slots,
             numbers,
         )
-
-
-def is_plain(rows: Rows, questions: Sequence[Question | None]) -> bool:
-    """Whether each request has one row, without branches, and a pick of an unedited law is requested."""
-    size = len(rows.slots)
-    if not size == len(rows.logit_rows) == len(rows.page_tables) or rows.branch_slots.size:
-        return False
-    if rows.num_keys is not None or (rows.segments != np.arange(size)).any():
-        return False
-    return all([each is not None and each.edits is None and not each.trials for each in questions])
-
-
-def are_chains(rows: Rows, questions: Sequence[Question | None]) -> bool:
-    """Whether each request has a chain of rows, of all of which the argmax is asked."""
-    if len(rows.logit_rows) != len(rows.slots) or rows.branch_slots.size or rows.num_keys is not None:
-        return False
-    return all([each is not None and each.takes_argmax for each in questions])
-
-
-def _starts(rows: Rows) -> np.ndarray:
-    """[S] the first row of each segment."""
-    if len(rows.slots) == len(rows.page_tables):
-        return np.arange(len(rows.slots))
-    return np.searchsorted(rows.segments, np.arange(len(rows.page_tables)))
-
-
-def _depth(rows: Rows, starts: np.ndarray) -> int:
-    """Most drafts of a request, in chains of rows that begin at `starts` [S]."""
-    if len(rows.slots) == len(starts):
-        return 0
-    return int(np.diff(starts, append=len(rows.slots)).max()) - 1
-
-
-def _roots_after(rows: Rows, starts: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """[S] position of the first row of each segment in the next step, given the answers to chains of rows."""
-    if len(rows.slots) == len(starts):
-        return rows.positions + 1
-    picks, tokens, begins = picks_of(table).tolist(), rows.token_ids.tolist(), starts.tolist()
-    roots = []
-    for start, end in zip(begins, [*begins[1:], len(tokens)], strict=True):
-        last = start
-        while last + 1 < end and picks[last] == tokens[last + 1]:
-            last += 1
-        roots.append(int(rows.positions[last]) + 1)
-    return np.array(roots)
 
 
 def _places(

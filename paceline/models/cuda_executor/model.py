@@ -21,11 +21,11 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention
 from paceline.models.cuda_executor.block_matrix import put_blocks
 from paceline.models.cuda_executor.fetch import Fetch, Send
-from paceline.models.cuda_executor.foreseen import Foreseen
+from paceline.models.cuda_executor.foreseen import Foreseen, Told
 from paceline.models.cuda_executor.graphs import GraphCapture, Outputs, on_device
 from paceline.models.cuda_executor.invariant import row_invariant
 from paceline.models.cuda_executor.laws import Wide, answers_of, peaks_of, picks_of, read_answers
-from paceline.models.cuda_executor.laws.chains import Picks
+from paceline.models.cuda_executor.laws.chains import Picks, read_draft
 from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below
 from paceline.models.cuda_executor.passes import Advance, CudaKVCache, Launched, Passes
 from paceline.models.cuda_executor.peers import Peers
@@ -244,7 +244,17 @@ class CudaModel(TorchModel):
         def below(placed: PagedRows, tokens: Tensor, _: Sequence[Tensor]) -> Outputs:
             return self._through(tokens, placed, own, (), torch.arange(len(tokens), device=tokens.device), None)
 
-        return self.passes.chain(rows, own, (tuple(self._stage.running),), begin, num_tokens, below, picks)
+        name = (tuple(self._stage.running),)
+        return read_draft(self._fetch(self.passes.chain(rows, own, name, begin, num_tokens, below, picks)))
+
+    @torch.inference_mode()
+    def verify_early(self, drafts: Tensor, draws: Draws | None) -> Told | None:
+        """See `Foreseen.verify`."""
+        return self._foreseen.verify(drafts, draws)
+
+    def expect_drafts(self) -> None:
+        """`verify_early` will be called."""
+        self._foreseen.verifies_early = True
 
     def _chain_apart(self, rows: Rows, cache: KVCache, logits: Tensor, num_tokens: int, picks: Picks) -> ChainDraft:
         """The chains after `logits` without graphs (masks are made on the host): a pass per level, each waited for."""

@@ -1,7 +1,6 @@
 """`Passes`: passes over rows in static shapes, each shape recorded once as a graph, and draft chains of passes.
 
-A network is a function of staged rows, defined in `model.py` and `heads/`. The host waits for the device only to fetch
-outputs, e.g. the tokens of a chain.
+A network is a function of staged rows, defined in `model.py` and `heads/`. Outputs stay on the device.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,10 +12,8 @@ import torch
 from torch import Tensor
 
 from paceline.models.base import PAGE_SIZE, Rows
-from paceline.models.chains import ChainDraft
 from paceline.models.config import ModelConfig
 from paceline.models.cuda_executor.attention import AttentionName, rows_of_tile
-from paceline.models.cuda_executor.fetch import Fetch
 from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, graphs_of, on_device
 from paceline.models.cuda_executor.laws.chains import Picks
 from paceline.models.cuda_executor.lookups import FEW_ROWS, LONGEST_LOOKED_UP, Lookups
@@ -118,7 +115,6 @@ class Passes:
         waits = attention == "by_position" and device.type == "cuda"
         self.records = attention != "sdpa" and config.experts is None and not waits
         self.capture = capture or graphs_of(device)
-        self._fetch = Fetch(device)
         self._num_logits, self._logits = num_logits, torch.empty(0)
         self.num_launched = 0
 
@@ -166,8 +162,9 @@ class Passes:
     def chain(
         self, rows: Rows, cache: CudaKVCache, name: tuple, begin: Begin, num_tokens: int, below: Below, picks: Picks,
         fed: Sequence[Tensor] = (),
-    ) -> ChainDraft:  # fmt: skip
-        """Chains of `num_tokens` tokens after the logit rows of `rows`, all as one graph; waits for the tokens.
+    ) -> Tensor:  # fmt: skip
+        """[2, levels, requests] float64: chains of `num_tokens` tokens after the logit rows of `rows`, and the largest
+        probabilities, valid until the next chain; all as one graph.
 
         Args:
             name, fed: as of `run`.
@@ -185,9 +182,7 @@ class Passes:
                 placed, lower = self._staging.place_chain_apart(rows, levels, *how)
                 given = [one.to(self.device) for one in fed]
                 table = _picked(begin(placed, placed.logit_rows[:size], given), lower, below, picks)
-            [table] = self._fetch(table).wait()
-        tokens, probs = table[:, :, :size]
-        return ChainDraft(tokens.T.astype(np.int32), probs.T.astype(np.float32))
+        return table[:, :, :size]
 
     def _chained(
         self, rows: Rows, levels: Sequence[Rows], how: tuple[int, int, int], cache: CudaKVCache, name: tuple,

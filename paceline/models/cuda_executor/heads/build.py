@@ -43,8 +43,13 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
     net = in_torch.network_of(record, *_tables(model, target)).to(model.device)
     net, capture = store(net, kind), model.passes.capture
     if shape is TorchStepNet:
-        return CudaStepNet(record, net, capture)
-    return _PAGED[shape](record, net, kind, model.attention, capture)
+        made = CudaStepNet(record, net, capture)
+    else:
+        made = _PAGED[shape](record, net, kind, model.attention, capture)
+    if model.records_passes:
+        made.verify = model.verify_early
+        model.expect_drafts()
+    return made
 
 
 def draft_dtype(record: HeadRecord) -> str:

@@ -15,9 +15,9 @@ from torch import Tensor
 from paceline.models.base import KVCache, Rows
 from paceline.models.chains import ChainDraft, Draws
 from paceline.models.cuda_executor.attention import AttentionName, attention_over
-from paceline.models.cuda_executor.fetch import Send
+from paceline.models.cuda_executor.fetch import Fetch, Send
 from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, on_device
-from paceline.models.cuda_executor.laws.chains import Picks, Rank
+from paceline.models.cuda_executor.laws.chains import Picks, Rank, read_draft
 from paceline.models.cuda_executor.paged_rows import PagedRows
 from paceline.models.cuda_executor.passes import CudaKVCache, Passes, fill
 from paceline.models.cuda_executor.staging import bucket_of
@@ -41,12 +41,26 @@ if TYPE_CHECKING:
     from paceline.models.cuda_executor.heads.fused import FusedHead
 
 
+Verify = Callable[[Tensor, Draws | None], Callable[[np.ndarray], None] | None]
+"""See `Foreseen.verify`."""
+
+
 class _Chains(OnDevice):
-    """Base of nets whose chains can be drawn."""
+    """Base of nets whose chains can be drawn.
+
+    Attributes:
+        verify: is given every draft before the host waits for it.
+    """
 
     draws_chains = True
     record: HeadRecord
+    verify: Verify | None = None
     _rank: Rank | None = None
+
+    @property
+    def verifies_early(self) -> bool:
+        """Whether the target may verify a draft before the host knows it."""
+        return self.verify is not None
 
     @cached_property
     def _ids(self) -> Tensor | None:
@@ -60,6 +74,19 @@ class _Chains(OnDevice):
     def _picks(self, draws: Draws | None) -> Picks:
         """How the tokens of chains are picked."""
         return Picks.of(draws, self._send, self._ids, self._rank)
+
+    @cached_property
+    def _fetch(self) -> Fetch:
+        return Fetch(self.device)
+
+    def _read(self, table: Tensor, draws: Draws | None) -> ChainDraft:
+        """The draft in a table [2, levels, requests] of tokens and probabilities; waits for the device."""
+        fetched = self._fetch(table)
+        told = None if self.verify is None else self.verify(table[0], draws)
+        draft = read_draft(fetched)
+        if told is not None:
+            told(draft.tokens)
+        return draft
 
 
 class _Paged(_Chains, PagedNet):
@@ -139,6 +166,12 @@ class CudaAutoregressiveNet(_Paged, TorchAutoregressiveNet):
         self, rows: Rows, hidden: States, cache: KVCache, num_tokens: int, draws: Draws | None = None
     ) -> ChainDraft:
         """See `DraftsChains.draft_chains`, and `forward` for `hidden`: one graph for the rows and the loop."""
+        return self._read(self.launch_chains(rows, hidden, cache, num_tokens, draws), draws)
+
+    def launch_chains(
+        self, rows: Rows, hidden: States, cache: KVCache, num_tokens: int, draws: Draws | None = None
+    ) -> Tensor:
+        """As `draft_chains`, without waiting: [2, levels, requests], see `Passes.chain`."""
         own, picks = cast(CudaKVCache, cache), self._picks(draws)
         name, given, read_by = self._given(hidden)
 
@@ -147,7 +180,8 @@ class CudaAutoregressiveNet(_Paged, TorchAutoregressiveNet):
             last = asked.long()
             return self._scored(read[last]), fed[last]
 
-        return self._passes.chain(rows, own, name, begin, num_tokens, partial(self._below, cache=own), picks, [given])
+        below = partial(self._below, cache=own)
+        return self._passes.chain(rows, own, name, begin, num_tokens, below, picks, [given])
 
     def _started(self, rows: Rows, hidden: States, cache: CudaKVCache) -> Outputs:
         name, given, read_by = self._given(hidden)
@@ -229,7 +263,7 @@ class CudaBlockNet(_Paged, TorchBlockNet):
         anchors = self.index(rows.token_ids[:: len(rows.token_ids) // blocks])  # sent before the pass: a copy waits
         logits, _ = self._places(rows, cast(CudaKVCache, cache))
         by_place = logits[:count].unflatten(0, (blocks, count // blocks)).unbind(1)
-        return read_table(self._picked(by_place, anchors, self._picks(draws)))
+        return self._read(self._picked(by_place, anchors, self._picks(draws)), draws)
 
     def _picked(self, by_place: Sequence[Tensor], before: Tensor, picks: Picks) -> Tensor:
         """[2, positions, blocks] float64: tokens drafted position by position, and the largest probabilities."""
@@ -285,7 +319,7 @@ class CudaStepNet(_Chains, TorchStepNet):
                 self._graphs[key] = self._capture(partial(self._chained, num_tokens, *static)), static
             graph, static = self._graphs[key]
             fill(static, fed)
-            return read_table(graph()[0][:, :, :count])
+            return self._read(graph()[0][:, :, :count], draws)
 
     def _chained(self, num_tokens: int, states: Tensor, tokens: Tensor, draws: Tensor | None = None) -> Outputs:
         found, probs, picks = [], [], Picks(self._ids, draws)
@@ -295,9 +329,3 @@ class CudaStepNet(_Chains, TorchStepNet):
             found.append(tokens)
             probs.append(prob)
         return (torch.stack([torch.stack(found).double(), torch.stack(probs).double()]),)
-
-
-def read_table(table: Tensor) -> ChainDraft:
-    """The draft in a table [2, levels, requests] of tokens and probabilities; waits for the device."""
-    tokens, probs = fetched(table)
-    return ChainDraft(tokens.T.astype(np.int32), probs.T.astype(np.float32))

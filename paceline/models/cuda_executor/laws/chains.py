@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.models.chains import Draws
-from paceline.models.cuda_executor.fetch import Send
+from paceline.models.chains import ChainDraft, Draws
+from paceline.models.cuda_executor.fetch import Fetched, Send
 from paceline.models.cuda_executor.laws.noise import exponentials, words
 from paceline.models.cuda_executor.laws.warp import law_weights
 
@@ -78,6 +78,12 @@ class Picks:
 
     def _named(self, columns: Tensor) -> Tensor:
         return columns if self.ids is None else self.ids[columns]
+
+
+def read_draft(table: Fetched) -> ChainDraft:
+    """The draft in a table [2, levels, requests] of tokens and largest probabilities; waits for it."""
+    [(tokens, probs)] = table.wait()
+    return ChainDraft(tokens.T.astype(np.int32), probs.T.astype(np.float32))
 
 
 def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:

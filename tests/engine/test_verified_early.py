@@ -1,0 +1,142 @@
+"""An engine whose heads' drafts are verified before the host knows them: the texts are the torch executor's."""
+
+import gc
+import random
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from paceline.config import SpeculativeConfig  # noqa: E402
+from paceline.drafters.heads.head import HeadDrafter, make_runner  # noqa: E402
+from paceline.drafters.heads.hidden_states import HiddenStates  # noqa: E402
+from paceline.engine.build import build_engine  # noqa: E402
+from paceline.models.chains import Draws  # noqa: E402
+from paceline.models.cuda_executor import CudaModel  # noqa: E402
+from paceline.models.cuda_executor.foreseen import Foreseen  # noqa: E402
+from paceline.models.heads.build import make_net  # noqa: E402
+from paceline.models.loaded import LoadedModel  # noqa: E402
+from paceline.models.resolve import ModelSource  # noqa: E402
+from paceline.models.rows import Part, build_rows  # noqa: E402
+from paceline.models.torch_executor import TorchModel  # noqa: E402
+from paceline.sampling.answered import LARGEST  # noqa: E402
+from paceline.types import SamplingParams  # noqa: E402
+from tests.engine import test_foreseen_passes as foreseen_passes  # noqa: E402
+from tests.engine.test_foreseen_passes import GREEDY, KINDS, SAMPLED, some_requests, texts  # noqa: E402
+from tests.fakes import ByteTokenizer, RandomCheckpoint  # noqa: E402
+from tests.models.heads import records  # noqa: E402
+
+CHECKPOINT = RandomCheckpoint(records.TARGET)
+SOURCE = ModelSource("random", CHECKPOINT, ByteTokenizer())  # type: ignore[arg-type]
+HEADS = {"eagle3": records.eagle3(), "dspark": records.dspark(), "medusa": records.medusa()}
+
+
+def model_of():
+    return CudaModel(CHECKPOINT, "cpu", "float32", attention="by_position", deterministic=True)
+
+
+def engine_of(model, pages, spec=None, drafter=None, **config):
+    bytes_each = 16 * 2 * 4 * records.TARGET.num_hidden_layers * records.TARGET.num_key_value_heads * 32
+    config = foreseen_passes.EngineConfig(kv_cache_memory_bytes=pages * bytes_each, profile="none", **config)
+    return build_engine(LoadedModel(SOURCE, model), config, spec, drafter=drafter)
+
+
+def with_head(model, record, pages, policy="fixed", most=3, **config):
+    """An engine that drafts with `record`."""
+    net = make_net(record, LoadedModel(SOURCE, model))
+    states = HiddenStates(record.config.taps, model, None)  # type: ignore[arg-type]
+    drafter = HeadDrafter("head", make_runner(net, states, pages, records.TARGET.vocab_size), record)
+    spec = SpeculativeConfig("plain", policy=policy, num_draft_tokens=most)
+    engine = engine_of(model, pages, spec, drafter, **config)
+    states._cache = engine.cache
+    return engine
+
+
+def requests_of(kinds, count=3, max_tokens=24):
+    return [
+        (0, [9 + place] * (3 + 7 * place),
+         SamplingParams(**{"temperature": 0, "seed": place, "max_tokens": max_tokens, "ignore_eos": True} | kind), None)
+        for place, kind in zip(range(count), kinds, strict=False)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kinds", [
+    [{}] * 3, [{"temperature": 0.8}] * 3, [{}, {"temperature": 0.9, "top_p": 0.9}, {"temperature": 1.1, "top_k": 5}],
+], ids=["greedy", "drawn", "mixed"])  # fmt: skip
+@pytest.mark.parametrize("head", HEADS)
+def test_passes_are_launched_before_their_drafts_are_known(head, kinds):
+    model, requests = model_of(), requests_of(kinds)
+    engine = with_head(model, HEADS[head], 40)
+    assert texts(engine, requests) == texts(engine_of(TorchModel(CHECKPOINT), 40), requests)
+    foreseen = model._foreseen
+    assert foreseen.num_foreseen > 10 and foreseen.num_taken >= foreseen.num_foreseen - 1  # one request ends earlier
+    assert engine.scheduler.pool.num_free == 40
+
+
+@pytest.mark.parametrize("kinds", [GREEDY, SAMPLED, KINDS], ids=["greedy", "sampled", "mixed"])
+@pytest.mark.parametrize("seed", range(5))
+def test_requests_that_come_go_and_lose_their_pages(seed, kinds):
+    rng = random.Random(seed)
+    requests, pages = list(some_requests(rng, kinds)), rng.choice([20, 24, 40])
+    config = {"scheduler": rng.choice(["stall_free", "sarathi", "orca"]), "prefix_caching": seed % 2 == 0}
+    head, policy = rng.choice(sorted(HEADS)), rng.choice(["fixed", "fixed", "heuristic"])
+    ours = with_head(model_of(), HEADS[head], pages, policy, rng.choice([1, 3]), **config)
+    said, wanted = (texts(each, requests) for each in (ours, engine_of(TorchModel(CHECKPOINT), pages, **config)))
+    for name in {*said, *wanted} - {str(i) for i, (*_, aborted) in enumerate(requests) if aborted is not None}:
+        assert said[name] == wanted[name]
+    assert ours.scheduler.pool.num_free == pages
+
+
+def test_passes_that_verify_other_drafts_than_the_engine_asks_for_become_rare(monkeypatch):
+    verify, model, requests = Foreseen.verify, model_of(), requests_of([{}], 1, 60)
+    monkeypatch.setattr(Foreseen, "verify", lambda self, drafts, draws: verify(self, drafts + 1, draws) and None)
+    engine = with_head(model, HEADS["eagle3"], 40)
+    assert texts(engine, requests) == texts(engine_of(TorchModel(CHECKPOINT), 40), requests)
+    assert 1 < model._foreseen.num_foreseen < 8 and not model._foreseen.num_taken
+
+
+def after_a_pass(count=2):
+    """A model that has answered a pass over one row for each of some requests, and its cache."""
+    model = model_of()
+    model.expect_drafts()
+    cache = model.new_cache(8)
+    parts = [Part((2 * i, 2 * i + 1), 0, [5 + i], logits="last") for i in range(count)]
+    model.forward_drawn(build_rows(parts), cache, (), [LARGEST] * count)
+    return model, cache
+
+
+DRAFTS = torch.tensor([[11, 12], [13, 14]], dtype=torch.float64)
+DRAWN = Draws(*np.ones((4, 2)), np.arange(6, dtype=np.uint64).reshape(2, 3))
+
+
+def test_a_draft_for_the_requests_of_the_latest_pass_is_verified():
+    model, _cache = after_a_pass()
+    model.passes.has_recorded = lambda *_: True
+    told = model.verify_early(DRAFTS, None)
+    assert told is not None
+    told(np.array([[11, 13], [12, 14]]))
+    assert model._foreseen._next.rows.token_ids.reshape(2, 3)[:, 1:].tolist() == [[11, 13], [12, 14]]
+    assert model.verify_early(DRAFTS, None) is None  # one at a time
+
+
+@pytest.mark.parametrize("why", ["another number", "moved", "no graph", "unknown key", "gone", "no page", "too many"])
+def test_what_cannot_be_verified_early_waits(why):
+    model, cache = after_a_pass()
+    has, drafts, draws = why != "no graph", DRAFTS, DRAWN
+    if why == "another number":
+        drafts = DRAFTS[:, :1]
+    elif why == "moved":
+        cache.move([1], [2])
+    elif why == "unknown key":
+        draws = DRAWN._replace(keys=DRAWN.keys[:, :2])
+    elif why == "gone":
+        del cache
+        gc.collect()
+    elif why == "no page":
+        drafts = torch.zeros(29, 2)
+    elif why == "too many":
+        drafts = torch.zeros(200, 2)
+    model.passes.has_recorded = lambda *_: has
+    assert model.verify_early(drafts, draws) is None
+    assert not model._foreseen.num_foreseen
