@@ -88,14 +88,15 @@ def _length(growth: Growth) -> int:
 
 
 def _draws(contexts: Sequence[DraftContext], num_tokens: int) -> Draws:
-    """The draws of `num_tokens` tokens each, with the key of the target's draw after them."""
+    """The draws of `num_tokens` tokens each, with the keys of the target's draw after them and of as many again."""
+    size = 2 * (num_tokens + 1)
     params = [context.params for context in contexts]
     return Draws(
         np.array([own.temperature for own in params], np.float64),
         np.array([own.min_p for own in params], np.float64),
         np.array([own.top_k for own in params], np.int64),
         np.array([own.top_p for own in params], np.float64),
-        np.array([context.target_keys(num_tokens + 1) or [0] * (num_tokens + 1) for context in contexts], np.uint64),
+        np.array([context.target_keys(size) or [0] * size for context in contexts], np.uint64),
     )
 
 

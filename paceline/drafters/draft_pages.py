@@ -93,7 +93,9 @@ class DraftPages:
         """The cached prefix of `token_ids`, never including the last one, whose logits are needed. Counts as a use."""
         kept = self._kept.pop(request_id, None) or self._found(token_ids, salt)
         self._kept[request_id] = kept
-        self.truncate(kept, min(common_prefix(kept.tokens, token_ids), len(token_ids) - 1))
+        same = min(common_prefix(kept.tokens, token_ids), len(token_ids) - 1)
+        if same < len(kept.tokens) or kept.row_tokens:
+            self.truncate(kept, same)
         return kept
 
     def extend(self, kept: Kept, num_tokens: int, victims: Iterable[str]) -> bool:

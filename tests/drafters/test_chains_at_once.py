@@ -58,7 +58,7 @@ def test_greedy_and_coupled_requests_share_a_call_with_the_noise_of_their_positi
     [(names, num_tokens, draws)] = runner.asked
     assert (names, num_tokens) == (["greedy", "sampled"], 3)
     assert draws.temperature.tolist() == [0, 0.7] and draws.top_p.tolist() == [1, 0.9]
-    assert draws.keys.tolist() == [[0, 0, 0, 0], [NOISE.key(4 + level, "target", -1) for level in range(4)]]
+    assert draws.keys.tolist() == [8 * [0], [NOISE.key(4 + level, "target", -1) for level in range(8)]]
     assert all(chain.tokens == (10, 11, 12) and chain.draw == "one_hot" for chain in chains.values())
     assert chains["greedy"].chances == (0.5, 0.25, 0.125) and chains["sampled"].chances is None
 

@@ -140,3 +140,36 @@ def test_what_cannot_be_verified_early_waits(why):
     model.passes.has_recorded = lambda *_: has
     assert model.verify_early(drafts, draws) is None
     assert not model._foreseen.num_foreseen
+
+
+def knows_answers(net, answers, wrong_after):
+    """Let a head's chains be the answers, but for each token at a position that is a multiple of `wrong_after`."""
+    launch = net.launch_chains
+
+    def launched(rows, hidden, cache, num_tokens, draws=None):
+        table = launch(rows, hidden, cache, num_tokens, draws).clone()
+        for request, row in enumerate(rows.logit_rows.tolist()):
+            at, token = int(rows.positions[row]) + 1, int(rows.token_ids[row])
+            answer = next((each for each in answers if len(each) > at and each[at] == token), [])
+            for level, said in enumerate(answer[at + 1 : at + 1 + num_tokens]):
+                table[0, level, request] = said if (at + level) % wrong_after else (said + 1) % 100
+        return table
+
+    net.launch_chains = launched
+
+
+@pytest.mark.parametrize("kind", [{}, {"temperature": 0.8, "top_p": 0.95}], ids=["greedy", "drawn"])
+@pytest.mark.parametrize(("count", "wrong_after"), [(1, 1), (1, 3), (1, 7), (1, 1000), (3, 4), (3, 1000)])
+def test_drafts_are_launched_before_they_are_asked_for(kind, count, wrong_after):
+    model, requests = model_of(), requests_of([kind] * count, count, 90)
+    wanted = texts(engine_of(TorchModel(CHECKPOINT), 60), requests)
+    engine = with_head(model, HEADS["eagle3"], 60)
+    net = engine.drafter.runner._net
+    answers = [[*prompt, *wanted[str(number)][0]] for number, (_, prompt, *_) in enumerate(requests)]
+    knows_answers(net, answers, wrong_after)
+    assert texts(engine, requests) == wanted
+    num_drafts = engine.metrics.spec_decode_num_drafts / count
+    assert num_drafts < (30 if wrong_after == 1000 else 91)
+    assert net.ahead.num_taken >= net.ahead.num_begun - count > 0.8 * num_drafts - 2 * count
+    assert model._foreseen.num_taken >= model._foreseen.num_foreseen - count
+    engine.drafter.runner.pages.check_integrity()

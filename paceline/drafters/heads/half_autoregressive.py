@@ -44,7 +44,7 @@ class HalfAutoregressiveRunner(PagedRunner):
 
     def __init__(self, net: HalfAutoregressiveNet, states: HiddenStates, num_pages: int, vocab_size: int) -> None:
         super().__init__(states, net.new_cache(num_pages), vocab_size)
-        self._half, self.can_chain, self.verifies_early = net, False, False
+        self._half, self.can_chain = net, False
         self._size = net.record.config.block_tokens
         self._drafted: dict[str, dict[int, _Drafted]] = {}
 

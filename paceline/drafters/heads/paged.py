@@ -17,7 +17,12 @@ class PagedRunner:
         cache: the head's keys and values.
         vocab_size: of the target.
         max_rows: most rows of one prefill pass.
+
+    Attributes:
+        verifies_early: whether drafts are launched ahead, and verified before the host knows them.
     """
+
+    verifies_early = False
 
     def __init__(self, states: HiddenStates, cache: KVCache, vocab_size: int, max_rows: int = 512) -> None:
         self.states, self.cache, self.pages = states, cache, DraftPages(cache.num_pages)
@@ -63,8 +68,11 @@ class PagedRunner:
         keys = self.key_of(growth.context.token_ids)
         kept = self.pages.recall(growth.context.request_id, keys, growth.context.salt)
         self.pages.share(kept)
-        if not self.pages.extend(kept, len(keys) + 1 + self.num_rows(growth), victims):
+        most = len(keys) + 1 + self.num_rows(growth)
+        if not self.pages.extend(kept, most, victims):
             return False
+        if self.verifies_early:  # the next draft begins before its pages are asked for
+            self.pages.extend(kept, most + self.num_rows(growth), ())
         while len(keys) - len(kept.tokens) > self._max_rows:
             self.read(growth, kept, len(kept.tokens) + self._max_rows)
             self.pages.share(kept)

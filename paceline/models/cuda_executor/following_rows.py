@@ -11,6 +11,7 @@ import numpy as np
 from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.chains import Draws
 from paceline.models.cuda_executor.laws import picks_of
+from paceline.models.torch_executor.device_states import DeviceStates
 from paceline.sampling.answered import LARGEST, Question
 
 
@@ -25,6 +26,25 @@ class Roots(NamedTuple):
     positions: np.ndarray
     tokens: np.ndarray
     page_tables: np.ndarray
+
+
+class Verdict(NamedTuple):
+    """What is known after a pass over chains of rows, one for each of S requests.
+
+    Attributes:
+        roots: where the next pass begins.
+        starts: [S] the first row of each chain.
+        counts: [S] rows of each whose picks are committed: those of accepted drafts, and one more.
+        picks: [M] by row.
+        taps, states: of the pass, side by side; None without taps.
+    """
+
+    roots: Roots
+    starts: np.ndarray
+    counts: np.ndarray
+    picks: np.ndarray
+    taps: tuple[int, ...]
+    states: DeviceStates | None
 
 
 def is_plain(rows: Rows, questions: Sequence[Question | None]) -> bool:

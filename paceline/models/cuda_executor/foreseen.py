@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, cast
-from weakref import ref
+from weakref import WeakMethod, ref
 
 import numpy as np
 from torch import Tensor
@@ -30,6 +30,7 @@ from paceline.models.chains import Draws
 from paceline.models.cuda_executor.fetch import Fetch, Fetched
 from paceline.models.cuda_executor.following_rows import (
     Roots,
+    Verdict,
     are_chains,
     chains_after,
     depth_of,
@@ -152,6 +153,7 @@ class Foreseen:
         self._share, self._pass_seconds, self._host_seconds, self._returned = 0.0, 0.0, 0.0, 0.0
         self.num_foreseen = self.num_taken = 0
         self.verifies_early = False
+        self._followers: list[WeakMethod[Callable[[Verdict], None]]] = []
 
     def knows(self, rows: Rows, cache: CudaKVCache, questions: Sequence[Question | None]) -> bool:
         """Whether the step after these rows may be predictable, so that they should be passed to `answers`."""
@@ -189,8 +191,23 @@ class Foreseen:
         states = current.states
         if states is not None and len(own) < len(states):
             states = states[own.tolist()]
+        if self._next is None:
+            self._tell(rows, starts, table, states)
         self._returned = self._clock()
         return table, states
+
+    def follow(self, method: Callable[[Verdict], None]) -> None:
+        """Call a method of some drafter after each pass, as long as that drafter lives."""
+        self._followers.append(WeakMethod(method))
+
+    def _tell(self, rows: Rows, starts: np.ndarray, table: np.ndarray, states: DeviceStates | None) -> None:
+        """Tell drafters the verdict of a pass over `rows`."""
+        followers = [method for each in self._followers if (method := each()) is not None]
+        if followers and self._last is not None:
+            taps, roots = self._last.taps, self._last.roots
+            counts, picks = roots.positions - rows.positions[starts], picks_of(table).astype(np.int32)
+            for method in followers:
+                method(Verdict(roots, starts, counts, picks, taps, states))
 
     def verify(self, drafts: Tensor, draws: Draws | None) -> Told | None:
         """Launch the pass that verifies `drafts`, which the host does not know yet: a chain for each request of the

@@ -4,7 +4,7 @@ A pass packs its rows on the host, moves them with one copy, and replays the gra
 device only to fetch the logits. Mixtures of experts, and machines without Triton, run without graphs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention
 from paceline.models.cuda_executor.block_matrix import put_blocks
 from paceline.models.cuda_executor.fetch import Fetch, Send
+from paceline.models.cuda_executor.following_rows import Verdict
 from paceline.models.cuda_executor.foreseen import Foreseen, Told
 from paceline.models.cuda_executor.graphs import GraphCapture, Outputs, on_device
 from paceline.models.cuda_executor.invariant import row_invariant
@@ -252,9 +253,11 @@ class CudaModel(TorchModel):
         """See `Foreseen.verify`."""
         return self._foreseen.verify(drafts, draws)
 
-    def expect_drafts(self) -> None:
-        """`verify_early` will be called."""
+    def expect_drafts(self, follow: Callable[[Verdict], None] | None = None) -> None:
+        """`verify_early` will be called, and `follow`, a method, is told the verdict of each pass of chains."""
         self._foreseen.verifies_early = True
+        if follow is not None:
+            self._foreseen.follow(follow)
 
     def _chain_apart(self, rows: Rows, cache: KVCache, logits: Tensor, num_tokens: int, picks: Picks) -> ChainDraft:
         """The chains after `logits` without graphs (masks are made on the host): a pass per level, each waited for."""

@@ -61,6 +61,8 @@ class DeviceStates:
 
     def joined(self, parts: Sequence[States], axis: int) -> "DeviceStates":
         """See `OnDevice`; columns that are side by side in one table are joined without an operation."""
+        if axis == 0 and len(parts) == 1 and isinstance(parts[0], DeviceStates):
+            return parts[0]
         if axis == 1 and (whole := _side_by_side(parts)) is not None:
             return whole
         return DeviceStates(torch.cat([tensor_of(part, self._table.device) for part in parts], dim=axis))

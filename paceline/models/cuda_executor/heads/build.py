@@ -48,7 +48,7 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
         made = _PAGED[shape](record, net, kind, model.attention, capture)
     if model.records_passes:
         made.verify = model.verify_early
-        model.expect_drafts()
+        model.expect_drafts(made.ahead.follow if isinstance(made, CudaAutoregressiveNet) else None)
     return made
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from paceline.models.base import KVCache, Rows
 from paceline.models.chains import ChainDraft, Draws
 from paceline.models.cuda_executor.attention import AttentionName, attention_over
-from paceline.models.cuda_executor.fetch import Fetch, Send
+from paceline.models.cuda_executor.fetch import Fetch, Fetched, Send
 from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, on_device
+from paceline.models.cuda_executor.heads.ahead import DraftsAhead
 from paceline.models.cuda_executor.laws.chains import Picks, Rank, read_draft
 from paceline.models.cuda_executor.paged_rows import PagedRows
 from paceline.models.cuda_executor.passes import CudaKVCache, Passes, fill
@@ -79,10 +80,14 @@ class _Chains(OnDevice):
     def _fetch(self) -> Fetch:
         return Fetch(self.device)
 
-    def _read(self, table: Tensor, draws: Draws | None) -> ChainDraft:
-        """The draft in a table [2, levels, requests] of tokens and probabilities; waits for the device."""
+    def _begin(self, table: Tensor, draws: Draws | None) -> tuple[Fetched, Callable[[np.ndarray], None] | None]:
+        """Begin to fetch a draft, a table [2, levels, requests] of tokens and probabilities, and to verify it."""
         fetched = self._fetch(table)
-        told = None if self.verify is None else self.verify(table[0], draws)
+        return fetched, None if self.verify is None else self.verify(table[0], draws)
+
+    def _read(self, table: Tensor, draws: Draws | None) -> ChainDraft:
+        """The draft in such a table; waits for the device."""
+        fetched, told = self._begin(table, draws)
         draft = read_draft(fetched)
         if told is not None:
             told(draft.tokens)
@@ -166,7 +171,18 @@ class CudaAutoregressiveNet(_Paged, TorchAutoregressiveNet):
         self, rows: Rows, hidden: States, cache: KVCache, num_tokens: int, draws: Draws | None = None
     ) -> ChainDraft:
         """See `DraftsChains.draft_chains`, and `forward` for `hidden`: one graph for the rows and the loop."""
-        return self._read(self.launch_chains(rows, hidden, cache, num_tokens, draws), draws)
+        own = cast(CudaKVCache, cache)
+        known = None if self.verify is None else self.ahead.take(rows, own, num_tokens, draws)
+        return known or self._read(self.launch_chains(rows, hidden, own, num_tokens, draws), draws)
+
+    @cached_property
+    def ahead(self) -> DraftsAhead:
+        """The drafts that are launched before the engine asks for them."""
+
+        def launch(rows: Rows, taps: States, cache: CudaKVCache, num_tokens: int, draws: Draws | None) -> Tensor:
+            return self.launch_chains(rows, self.project(taps), cache, num_tokens, draws)
+
+        return DraftsAhead(self.record.config.taps, launch, self._begin)
 
     def launch_chains(
         self, rows: Rows, hidden: States, cache: KVCache, num_tokens: int, draws: Draws | None = None
