@@ -173,3 +173,16 @@ def test_drafts_are_launched_before_they_are_asked_for(kind, count, wrong_after)
     assert net.ahead.num_taken >= net.ahead.num_begun - count > 0.8 * num_drafts - 2 * count
     assert model._foreseen.num_taken >= model._foreseen.num_foreseen - count
     engine.drafter.runner.pages.check_integrity()
+
+
+def test_a_text_that_was_said_before_shares_pages_and_is_drafted_ahead():
+    model, requests = model_of(), requests_of([{}], 1, 90)
+    engine = with_head(model, HEADS["eagle3"], 60)
+    net, prompt = engine.drafter.runner._net, requests[0][1]
+    wanted = texts(engine_of(TorchModel(CHECKPOINT), 60), requests)
+    knows_answers(net, [[*prompt, *wanted["0"][0]]], 1000)
+    for _ in range(3):
+        before = net.ahead.num_taken
+        assert texts(engine, requests) == wanted
+        assert net.ahead.num_taken - before > 16
+    engine.drafter.runner.pages.check_integrity()

@@ -165,12 +165,14 @@ def _places(begun: _Begun, rows: Rows, cache: CudaKVCache, num_tokens: int, draw
     for name in ("slots", "positions", "token_ids"):
         if not np.array_equal(getattr(rows, name), getattr(known, name)[own]):
             return None
-    pages = (rows.positions[rows.logit_rows] + num_tokens - 1) // PAGE_SIZE + 1
+    ends = rows.positions[rows.logit_rows]
+    first, pages = (ends // PAGE_SIZE)[:, None], (ends + num_tokens - 1) // PAGE_SIZE + 1
     width = min(rows.page_tables.shape[1], known.page_tables.shape[1])
     if pages.max() > width:
         return None
     differs = rows.page_tables[:, :width] != known.page_tables[places, :width]
-    if (differs & (np.arange(width) < pages[:, None])).any():
+    is_written = (np.arange(width) >= first) & (np.arange(width) < pages[:, None])
+    if (differs & is_written).any():  # earlier pages may have been exchanged for equal ones of other requests
         return None
     if draws is None or begun.draws is None:
         return places
