@@ -124,6 +124,22 @@ def _layout(
     return lines
 
 
+def pack_levels(rows: Rows, spare_slot: int, lines: np.ndarray) -> None:
+    """Write the batches of `levels_below` to `lines` [levels, fields, num_rows], each row a tile of its own; as
+    `pack_lines` writes them one after another."""
+    num_levels, at, segments = len(lines), rows.positions[rows.logit_rows], rows.segments[rows.logit_rows]
+    size, tables = len(at), rows.page_tables
+    positions = at + np.arange(1, num_levels + 1, dtype=np.int32)[:, None]
+    slots = tables[segments, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+    moving = np.zeros_like(positions), positions, slots, positions + 1, positions + 1
+    lines[:, : len(moving), size:] = 0
+    lines[:, FIELDS.index("slots"), size:] = spare_slot
+    for number, values in enumerate(moving):
+        lines[:, number, :size] = values
+    numbers = np.arange(size, dtype=np.int32).tobytes()
+    lines[:, len(moving) :] = _layout(segments.tobytes(), b"", numbers, tables.shape, 0, 1, lines.shape[2])
+
+
 def levels_below(rows: Rows, num_levels: int) -> list[Rows]:
     """The rows of chains that continue the logit rows, one batch per level; their tokens are not known yet.
 
@@ -162,9 +178,10 @@ def tiles(segments: np.ndarray, is_aside: np.ndarray, tile_size: int) -> tuple[n
     return edges[:-1], edges[1:] - edges[:-1]
 
 
-def num_splits(rows: Rows) -> int:
-    """Splits that the longest row has, rounded up to a power of two so that few numbers occur."""
-    splits = -(-int(rows.lengths.max()) // SPLIT_KEYS)
+def num_splits(rows: Rows, more: int = 0) -> int:
+    """Splits that the longest row has, with so many `more` keys, rounded up to a power of two so that few numbers
+    occur."""
+    splits = -(-(int(rows.lengths.max()) + more) // SPLIT_KEYS)
     return 1 << (splits - 1).bit_length()
 
 

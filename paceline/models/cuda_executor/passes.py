@@ -17,7 +17,7 @@ from paceline.models.cuda_executor.attention import AttentionName, rows_of_tile
 from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, graphs_of, on_device
 from paceline.models.cuda_executor.laws.chains import Picks
 from paceline.models.cuda_executor.lookups import FEW_ROWS, LONGEST_LOOKED_UP, Lookups
-from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below, num_splits
+from paceline.models.cuda_executor.paged_rows import PagedRows, num_splits
 from paceline.models.cuda_executor.staging import LARGEST, Staging, asked_bucket, bucket_of, chain_bucket
 from paceline.models.torch_executor.cache import TorchKVCache
 
@@ -172,24 +172,24 @@ class Passes:
             below: a pass over one level.
             picks: of tokens, with draws for the logit rows.
         """
-        size, levels = len(rows.logit_rows), levels_below(rows, num_tokens - 1)
+        size, num_levels = len(rows.logit_rows), num_tokens - 1
         self._count(cache)
         with on_device(self.device):
-            how = (cache.spare_slot, self._tile, num_splits(levels[-1] if levels else rows))
-            if self.records and self._staging.fits_chain(rows, levels):
-                table = self._chained(rows, levels, how, cache, name, begin, below, picks, fed)
+            how = (cache.spare_slot, self._tile, num_splits(rows, num_levels))
+            if self.records and self._staging.fits_chain(rows, num_levels):
+                table = self._chained(rows, num_levels, how, cache, name, begin, below, picks, fed)
             else:
-                placed, lower = self._staging.place_chain_apart(rows, levels, *how)
+                placed, lower = self._staging.place_chain_apart(rows, num_levels, *how)
                 given = [one.to(self.device) for one in fed]
                 table = _picked(begin(placed, placed.logit_rows[:size], given), lower, below, picks)
         return table[:, :, :size]
 
     def _chained(
-        self, rows: Rows, levels: Sequence[Rows], how: tuple[int, int, int], cache: CudaKVCache, name: tuple,
+        self, rows: Rows, num_levels: int, how: tuple[int, int, int], cache: CudaKVCache, name: tuple,
         begin: Begin, below: Below, picks: Picks, fed: Sequence[Tensor],
     ) -> Tensor:  # fmt: skip
         """The table of `_picked`, possibly with padding rows."""
-        placed, lower = self._staging.place_chain(rows, levels, *how)
+        placed, lower = self._staging.place_chain(rows, num_levels, *how)
         bucket, own = cast(int, chain_bucket(rows)), cast(int, bucket_of(len(rows.logit_rows)))
         drawn = () if picks.draws is None else (picks.draws,)
 
@@ -198,7 +198,7 @@ class Passes:
             begun = begin(placed, placed.logit_rows[:own], static[: len(fed)])
             return (_picked(begun, lower, below, staged),)
 
-        key = (*name, "chain", len(levels), bucket, own, how[-1], bool(drawn))
+        key = (*name, "chain", num_levels, bucket, own, how[-1], bool(drawn))
         [table] = self._replay(cache, key, compute, (*fed, *drawn), bucket, gives_logits=False)
         return table
 

@@ -5,7 +5,6 @@ Larger passes (prompts) get new tensors. Not for the meaning of the packed numbe
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from paceline.models.base import Rows, pages_for
 from paceline.models.config import ModelConfig
-from paceline.models.cuda_executor.paged_rows import FIELDS, PagedRows, pack, pack_lines, packed_size
+from paceline.models.cuda_executor.paged_rows import FIELDS, PagedRows, pack, pack_levels, packed_size
 
 BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320)
 """Numbers of rows that passes are padded to."""
@@ -82,13 +81,13 @@ class Staging:
             self._views[bucket, splits] = PagedRows.of(self._static, bucket, splits)
         return self._views[bucket, splits]
 
-    def fits_chain(self, rows: Rows, levels: Sequence[Rows]) -> bool:
-        """Whether `rows` and the levels below their logit rows fit the static tensors for `place_chain`."""
+    def fits_chain(self, rows: Rows, num_levels: int) -> bool:
+        """Whether `rows` and `num_levels` levels below their logit rows fit the static tensors for `place_chain`."""
         bucket = chain_bucket(rows)
-        return bucket is not None and _chain_size(rows, bucket, levels, bucket) <= self._capacity
+        return bucket is not None and _chain_size(rows, bucket, num_levels, bucket) <= self._capacity
 
     def place_chain(
-        self, rows: Rows, levels: Sequence[Rows], spare_slot: int, tile_size: int, splits: int
+        self, rows: Rows, num_levels: int, spare_slot: int, tile_size: int, splits: int
     ) -> tuple[PagedRows, list[PagedRows]]:
         """`rows` and the batches of `levels_below` them, which fit, in static tensors, each padded to its bucket.
 
@@ -97,22 +96,22 @@ class Staging:
         """
         bucket, own = chain_bucket(rows), bucket_of(len(rows.logit_rows))
         assert bucket is not None and own is not None
-        size = _chain_size(rows, bucket, levels, own)
-        _pack_chain(rows, bucket, levels, own, spare_slot, tile_size, self._writable()[:size])
+        size = _chain_size(rows, bucket, num_levels, own)
+        _pack_chain(rows, bucket, num_levels, own, spare_slot, tile_size, self._writable()[:size])
         self._send(size)
-        key = bucket, splits, own, len(levels)
+        key = bucket, splits, own, num_levels
         if key not in self._chains:
-            self._chains[key] = _placed_chain(self._static, bucket, splits, own, len(levels))
+            self._chains[key] = _placed_chain(self._static, bucket, splits, own, num_levels)
         return self._chains[key]
 
     def place_chain_apart(
-        self, rows: Rows, levels: Sequence[Rows], spare_slot: int, tile_size: int, splits: int
+        self, rows: Rows, num_levels: int, spare_slot: int, tile_size: int, splits: int
     ) -> tuple[PagedRows, list[PagedRows]]:
         """As `place_chain` for any number of rows, without padding, in new tensors."""
         size, own = len(rows.token_ids), len(rows.logit_rows)
-        packed = np.empty(_chain_size(rows, size, levels, own), np.int32)
-        _pack_chain(rows, size, levels, own, spare_slot, tile_size, packed)
-        return _placed_chain(torch.from_numpy(packed).to(self._device), size, splits, own, len(levels))
+        packed = np.empty(_chain_size(rows, size, num_levels, own), np.int32)
+        _pack_chain(rows, size, num_levels, own, spare_slot, tile_size, packed)
+        return _placed_chain(torch.from_numpy(packed).to(self._device), size, splits, own, num_levels)
 
     def place_apart(self, rows: Rows, spare_slot: int, tile_size: int, splits: int) -> PagedRows:
         """As `place` for any number of rows, without padding, in new tensors."""
@@ -133,18 +132,17 @@ class Staging:
             self._copied.record()
 
 
-def _chain_size(rows: Rows, num_rows: int, levels: Sequence[Rows], num_below: int) -> int:
+def _chain_size(rows: Rows, num_rows: int, num_levels: int, num_below: int) -> int:
     """Numbers of `rows` padded to `num_rows`, and of their levels, each padded to `num_below`."""
-    return len(levels) * len(FIELDS) * num_below + packed_size(rows, num_rows)
+    return num_levels * len(FIELDS) * num_below + packed_size(rows, num_rows)
 
 
 def _pack_chain(
-    rows: Rows, num_rows: int, levels: Sequence[Rows], num_below: int, spare_slot: int, tile_size: int, out: np.ndarray
+    rows: Rows, num_rows: int, num_levels: int, num_below: int, spare_slot: int, tile_size: int, out: np.ndarray
 ) -> None:
     """Write the lines of each level, then `rows`, whose page tables all share."""
-    lines = out[: len(levels) * len(FIELDS) * num_below].reshape(len(levels), len(FIELDS), num_below)
-    for level, own in zip(levels, lines, strict=True):
-        pack_lines(level, spare_slot, 1, own)
+    lines = out[: num_levels * len(FIELDS) * num_below].reshape(num_levels, len(FIELDS), num_below)
+    pack_levels(rows, spare_slot, lines)
     pack(rows, num_rows, spare_slot, tile_size, out[lines.size :])
 
 

@@ -5,7 +5,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paceline.models.cuda_executor.paged_rows import key_slots, tiles
+from paceline.models.cuda_executor.paged_rows import FIELDS, key_slots, levels_below, pack_levels, pack_lines, tiles
+from paceline.models.rows import Part, build_rows
 
 from .batches import mixed_batch, paged
 
@@ -35,3 +36,14 @@ def test_tiles_hold_every_row_once_and_never_a_branch_with_others(tile_size):
         members = slice(start, start + size)
         assert len(set(rows.segments[members].tolist())) == 1
         assert size == 1 or (rows.natural_lengths[members] == rows.lengths[members]).all()
+
+
+def test_levels_of_chains_are_packed_as_one_after_another():
+    rows = build_rows([Part((3, 0, 5), 10, [1] * 5, logits="last"), Part((1, 2, 6), 0, [2] * 17, logits="last")])
+    wanted = np.full((4, len(FIELDS), 6), -1, np.int32)
+    for level, lines in zip(levels_below(rows, 4), wanted, strict=True):
+        pack_lines(level, 99, 1, lines)
+    found = np.full_like(wanted, -2)
+    pack_levels(rows, 99, found)
+    assert (found == wanted).all()
+    pack_levels(rows, 99, found[:0])
