@@ -26,7 +26,7 @@ from paceline.models.cuda_executor.foreseen import Foreseen, Told
 from paceline.models.cuda_executor.graphs import GraphCapture, Outputs, on_device
 from paceline.models.cuda_executor.invariant import row_invariant
 from paceline.models.cuda_executor.laws import Wide, answers_of, peaks_of, picks_of, read_answers
-from paceline.models.cuda_executor.laws.chains import Picks, read_draft
+from paceline.models.cuda_executor.laws.chains import Kernels, Picks, read_draft
 from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below
 from paceline.models.cuda_executor.passes import Advance, CudaKVCache, Launched, Passes
 from paceline.models.cuda_executor.peers import Peers
@@ -63,6 +63,7 @@ class CudaModel(TorchModel):
 
     Attributes:
         picks: [LARGEST] int32 on the device, the picks of the latest pass by logit row.
+        chain_kernels: for the tokens of chains; None without Triton.
 
     Raises:
         InvalidParameter: the device cannot be used, or an option is unknown.
@@ -86,13 +87,14 @@ class CudaModel(TorchModel):
         if deterministic and self.attention == "sdpa":
             problem = "needs attention that sums in one order, which PyTorch's does not"
             raise InvalidParameter("deterministic", problem, "run pip install 'paceline[cuda]' on a machine with a GPU")
-        self._fused, self._race, self._rank = None, None, None
+        self._fused, self._race, self.chain_kernels = None, None, None
         if self.attention == "triton":
             from paceline.models.cuda_executor.fused import Fused
             from paceline.models.cuda_executor.kernels.ends import likeliest
-            from paceline.models.cuda_executor.kernels.races import race
+            from paceline.models.cuda_executor.kernels.races import draw, race
 
-            self._fused, self._race, self._rank = Fused(self._stage.stack, deterministic, self.peers), race, likeliest
+            self._fused, self._race = Fused(self._stage.stack, deterministic, self.peers), race
+            self.chain_kernels = Kernels(likeliest, draw)
         self.passes = Passes(self._stage.shard.narrowed(), config.vocab_size, on, self.attention, capture)
         self.records_passes = self.passes.records
         self._fetch, self._send = Fetch(on), Send(on)
@@ -235,7 +237,7 @@ class CudaModel(TorchModel):
         Raises:
             InvalidParameter: see `forward`.
         """
-        own, picks = self._checked(rows, cache, ()), Picks.of(draws, self._send, rank=self._rank)
+        own, picks = self._checked(rows, cache, ()), Picks.of(draws, self._send, kernels=self.chain_kernels)
         if self.attention == "sdpa":
             return self._chain_apart(rows, cache, self.launch(rows, cache).logits, num_tokens, picks)
 

@@ -198,7 +198,7 @@ class Passes:
             begun = begin(placed, placed.logit_rows[:own], static[: len(fed)])
             return (_picked(begun, lower, below, staged),)
 
-        key = (*name, "chain", num_levels, bucket, own, how[-1], bool(drawn))
+        key = (*name, "chain", num_levels, bucket, own, how[-1], picks.form)
         [table] = self._replay(cache, key, compute, (*fed, *drawn), bucket, gives_logits=False)
         return table
 

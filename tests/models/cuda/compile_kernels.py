@@ -69,8 +69,9 @@ def kernels(kind: str, bytes_each: int, waits: bool):
         "min_p": "*fp64",
         "keys": "*i64",
     }
-    race |= {"times": "*fp64", "places": "*i32", "picks": "*fp64", "columns": "i32", "num_chunks": "i32"}
-    yield races._race_of_chunks, race, {"CHUNK": races._CHUNK}, two
+    race |= {"times": "*fp64", "places": "*i32", "picks": "*i64", "columns": "i32", "num_chunks": "i32", "ids": "*i64"}
+    for has_ids in (False, True):
+        yield races._race_of_chunks, race, {"HAS_IDS": has_ids, "CHUNK": races._CHUNK}, two
     yield races._race_of_rows, race, {"BLOCK": 128}, two
     tables = {"tokens": "*i32", "picks": "*i32", "table": f"*{kind}", "out": "*fp32"}
     tables |= dict.fromkeys(("columns", "first", "size"), "i32")

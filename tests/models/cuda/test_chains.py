@@ -67,6 +67,7 @@ DRAWN = (
     SamplingParams(temperature=0.7, top_k=5, min_p=0.02, seed=3),
     SamplingParams(temperature=1.3, top_p=0.8, seed=3),
     SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.8, min_p=0.05, seed=3),
 )
 
 
@@ -89,10 +90,12 @@ def drawn_by_the_host(model, params, num_tokens):
     return tokens
 
 
-@pytest.mark.parametrize("options", [{}, {"attention": "sdpa"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"attention": "sdpa"}, {"attention": "triton"}], ids=str)
 def test_drawn_chains_are_the_hosts(options):
+    if "triton" in options.values():
+        pytest.importorskip("triton")
     model, reference = model_of(**options), TorchModel(CHECKPOINT)
-    for pair in pairwise(DRAWN):
+    for pair in (*pairwise(DRAWN), (DRAWN[0], DRAWN[3]), (DRAWN[4], DRAWN[0])):
         for count in (1, 4):
             draft = model.draft_chains(rows_of(), model.new_cache(7), count, draws_of(pair, count))
             assert draft.tokens.tolist() == drawn_by_the_host(reference, pair, count)

@@ -192,6 +192,22 @@ def test_a_chain_is_one_graph_whatever_is_accepted():
     assert capture.num_captured == 1
 
 
+@pytest.mark.parametrize("name", ["eagle3", "eagle"])
+def test_kernels_draw_what_the_host_draws(in_torch, name, monkeypatch):
+    """With a draft vocabulary, whose columns are other tokens, and without."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr("tests.models.cuda.test_heads.HOT", SamplingParams(temperature=0.9, min_p=0.01))
+    ours, theirs = both(in_torch, EAGLES[name], attention="triton")
+    assert ours.kernels is not None
+    hidden = theirs.project(TAPS[:, : 96 * len(ours.record.config.taps)])
+    pages, texts, fed = ((2, 0), (1, 3)), (TOKENS[:14], TOKENS[5:20]), (hidden[:14], hidden[5:20])
+    tokens, probs = chain_of(theirs, pages, texts, fed, 4, drawn)
+    rows = build_rows([Part(own, 0, text, logits="last") for own, text in zip(pages, texts, strict=True)])
+    draft = ours.draft_chains(rows, np.concatenate(fed), ours.new_cache(4), 4, draws_of(2, 4))
+    assert draft.tokens.tolist() == tokens
+    close(draft.top_probs, probs)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("make", [records.eagle3, records.dspark, records.mlp_speculator, records.medusa])
 def test_halves_are_stored_and_nothing_meets_another_format(in_torch, make, dtype):

@@ -46,6 +46,7 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
         made = CudaStepNet(record, net, capture)
     else:
         made = _PAGED[shape](record, net, kind, model.attention, capture)
+    made.kernels = model.chain_kernels
     if model.records_passes:
         made.verify = model.verify_early
         model.expect_drafts(made.ahead.follow if isinstance(made, CudaAutoregressiveNet) else None)

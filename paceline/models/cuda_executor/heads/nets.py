@@ -5,6 +5,7 @@ replaced, and what greedy chains are fed stays on the device. Not for Falcon, wh
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +19,7 @@ from paceline.models.cuda_executor.attention import AttentionName, attention_ove
 from paceline.models.cuda_executor.fetch import Fetch, Fetched, Send
 from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, on_device
 from paceline.models.cuda_executor.heads.ahead import DraftsAhead
-from paceline.models.cuda_executor.laws.chains import Picks, Rank, read_draft
+from paceline.models.cuda_executor.laws.chains import Kernels, Picks, read_draft
 from paceline.models.cuda_executor.paged_rows import PagedRows
 from paceline.models.cuda_executor.passes import CudaKVCache, Passes, fill
 from paceline.models.cuda_executor.staging import bucket_of
@@ -51,12 +52,13 @@ class _Chains(OnDevice):
 
     Attributes:
         verify: is given every draft before the host waits for it.
+        kernels: for the tokens of chains; see `Picks`.
     """
 
     draws_chains = True
     record: HeadRecord
     verify: Verify | None = None
-    _rank: Rank | None = None
+    kernels: Kernels | None = None
 
     @property
     def verifies_early(self) -> bool:
@@ -74,7 +76,7 @@ class _Chains(OnDevice):
 
     def _picks(self, draws: Draws | None) -> Picks:
         """How the tokens of chains are picked."""
-        return Picks.of(draws, self._send, self._ids, self._rank)
+        return Picks.of(draws, self._send, self._ids, self.kernels)
 
     @cached_property
     def _fetch(self) -> Fetch:
@@ -110,9 +112,8 @@ class _Paged(_Chains, PagedNet):
         self._dtype, self._fused = dtype, None
         if attention == "triton":
             from paceline.models.cuda_executor.heads.fused import fused
-            from paceline.models.cuda_executor.kernels.ends import likeliest
 
-            self._fused, self._rank = fused(net), likeliest
+            self._fused = fused(net)
         self._passes = Passes(self.layer, len(net.rows), self.device, attention, capture)
 
     def new_cache(self, num_pages: int) -> CudaKVCache:
@@ -314,7 +315,7 @@ class CudaStepNet(_Chains, TorchStepNet):
     def __init__(self, record: HeadRecord, net: Any, capture: GraphCapture) -> None:
         super().__init__(record, net)
         self._capture = capture
-        self._graphs: dict[tuple[int, int, bool], tuple[Graph, Sequence[Tensor]]] = {}
+        self._graphs: dict[tuple[int, int, tuple[bool, bool]], tuple[Graph, Sequence[Tensor]]] = {}
 
     @torch.inference_mode()
     def begin(self, hidden: States) -> DeviceStates:
@@ -328,17 +329,19 @@ class CudaStepNet(_Chains, TorchStepNet):
         """A chain of the likeliest tokens for each request, or of `draws`; other arguments as of `step` at level 0."""
         count, picks = len(tokens), self._picks(draws)
         fed = [self.floats(states), self.index(tokens), *([] if picks.draws is None else [picks.draws])]
-        key = bucket_of(count) or count, num_tokens, draws is not None
+        key = bucket_of(count) or count, num_tokens, picks.form
         with on_device(self.device):
             if key not in self._graphs:
                 static = [torch.zeros(key[0], *one.shape[1:], dtype=one.dtype, device=self.device) for one in fed]
-                self._graphs[key] = self._capture(partial(self._chained, num_tokens, *static)), static
+                self._graphs[key] = self._capture(partial(self._chained, num_tokens, picks, *static)), static
             graph, static = self._graphs[key]
             fill(static, fed)
             return self._read(graph()[0][:, :, :count], draws)
 
-    def _chained(self, num_tokens: int, states: Tensor, tokens: Tensor, draws: Tensor | None = None) -> Outputs:
-        found, probs, picks = [], [], Picks(self._ids, draws)
+    def _chained(
+        self, num_tokens: int, how: Picks, states: Tensor, tokens: Tensor, draws: Tensor | None = None
+    ) -> Outputs:
+        found, probs, picks = [], [], replace(how, draws=draws)
         for level in range(num_tokens):
             logits, states = self.below(level, states, tokens)
             tokens, prob = picks.at(level, logits)

@@ -38,9 +38,12 @@ def _noise(key, token):
 
 @triton.jit
 def _race_of_chunks(
-    logits, peaks, rows, temperatures, min_p, keys, times, places, columns, num_chunks, CHUNK: tl.constexpr
+    logits, peaks, rows, temperatures, min_p, keys, ids, times, places, columns, num_chunks, HAS_IDS: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The earliest token of a chunk of a row of logits, the first on ties: when, and which.
+
+    HAS_IDS: `ids` are the tokens of columns.
 
     Times that are not numbers, of broken logits, never come: an argmin that compares them may be any place, even one
     outside the row, with which the next pass would begin.
@@ -52,7 +55,10 @@ def _race_of_chunks(
     logit = tl.load(logits + row * columns + at, mask=inside, other=float("-inf")).to(tl.float64)
     gap = (logit - tl.load(peaks + 2 * row + 1)) / tl.load(temperatures + own)
     weight = tl.exp(tl.where(gap < tl.log(tl.load(min_p + own)), float("-inf"), gap))  # of 0 the logarithm is -inf
-    time = _noise(tl.load(keys + own), at) / weight
+    token = at
+    if HAS_IDS:
+        token = tl.load(ids + at, mask=inside, other=0).to(tl.int32)
+    time = _noise(tl.load(keys + own), token) / weight
     time = tl.where(inside & (time == time), time, float("inf"))
     tl.store(times + own * num_chunks + chunk, tl.min(time, axis=0))
     tl.store(places + own * num_chunks + chunk, chunk * CHUNK + tl.argmin(time, axis=0))
@@ -64,7 +70,7 @@ def _race_of_rows(times, places, picks, num_chunks, BLOCK: tl.constexpr):
     own, chunk = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     time = tl.load(times + own * num_chunks + chunk, mask=chunk < num_chunks, other=float("inf"))
     place = tl.load(places + own * num_chunks + tl.argmin(time, axis=0))
-    tl.store(picks + own, place.to(tl.float64))
+    tl.store(picks + own, place.to(tl.int64))
 
 
 def race(logits: Tensor, peaks: Tensor, wide: Wide) -> Tensor:
@@ -74,14 +80,36 @@ def race(logits: Tensor, peaks: Tensor, wide: Wide) -> Tensor:
         logits: [rows, vocab] float32 contiguous.
         peaks: [rows, 2] float64, `peaks_of` the logits.
     """
-    own, columns = wide.sampled, logits.shape[1]
+    own = wide.sampled
     assert own is not None
-    count, chunks = len(wide.places), triton.cdiv(columns, _CHUNK)
+    return _raced(logits, peaks, wide.places, own.temperature, own.min_p, own.keys, None).double()
+
+
+def draw(logits: Tensor, best: Tensor, temperature: Tensor, min_p: Tensor, keys: Tensor, ids: Tensor | None) -> Tensor:
+    """[n] columns drawn from tempered laws of logits [n, columns] float32.
+
+    Args:
+        best: [n] column of the largest logit.
+        temperature, min_p: [n, 1] float64. keys: [n] int64, noise of each row.
+        ids: [columns] token of each column; None where columns are tokens.
+    """
+    peaks = logits.gather(1, best[:, None]).double().expand(-1, 2).contiguous()
+    rows = torch.arange(len(logits), device=logits.device)
+    return _raced(logits, peaks, rows, temperature.contiguous(), min_p.contiguous(), keys.contiguous(), ids)
+
+
+def _raced(
+    logits: Tensor, peaks: Tensor, rows: Tensor, temperature: Tensor, min_p: Tensor, keys: Tensor, ids: Tensor | None
+) -> Tensor:
+    """[w] int64 the column of the earliest token of each of `rows` [w]."""
+    count, columns = len(rows), logits.shape[1]
+    chunks = triton.cdiv(columns, _CHUNK)
     times = torch.empty(count, chunks, device=logits.device, dtype=torch.float64)
     places = torch.empty(count, chunks, device=logits.device, dtype=torch.int32)
-    picks = torch.empty(count, device=logits.device, dtype=torch.float64)
+    picks = torch.empty(count, device=logits.device, dtype=torch.int64)
     _race_of_chunks[(count, chunks)](
-        logits, peaks, wide.places, own.temperature, own.min_p, own.keys, times, places, columns, chunks, CHUNK=_CHUNK
-    )
+        logits, peaks, rows, temperature, min_p, keys, rows if ids is None else ids, times, places, columns, chunks,
+        HAS_IDS=ids is not None, CHUNK=_CHUNK,
+    )  # fmt: skip
     _race_of_rows[(count,)](times, places, picks, chunks, BLOCK=triton.next_power_of_2(chunks))
     return picks
