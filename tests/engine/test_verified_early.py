@@ -186,3 +186,15 @@ def test_a_text_that_was_said_before_shares_pages_and_is_drafted_ahead():
         assert texts(engine, requests) == wanted
         assert net.ahead.num_taken - before > 16
     engine.drafter.runner.pages.check_integrity()
+
+
+@pytest.mark.parametrize("step", ["_launch", "_begin"])
+def test_a_draft_that_cannot_be_launched_ahead_does_not_end_the_pass_before_it(step):
+    def fails(*_):
+        raise ValueError("no such kernel")
+
+    model, requests = model_of(), requests_of([{}], 1)
+    engine = with_head(model, HEADS["eagle3"], 40)
+    setattr(engine.drafter.runner._net.ahead, step, fails)
+    assert texts(engine, requests) == texts(engine_of(TorchModel(CHECKPOINT), 40), requests)
+    assert engine.metrics.spec_decode_num_drafts and not engine.drafter.runner._net.ahead.num_taken

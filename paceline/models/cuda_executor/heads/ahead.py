@@ -110,11 +110,11 @@ class DraftsAhead:
         states = [verdict.states[start : start + count] for start, count in zip(starts, counts.tolist(), strict=True)]
         try:
             table = self._launch(rows, concatenate(states), cache, asked.num_tokens, draws)
-        except RuntimeError:  # the error will be raised when the engine asks for that draft
+            fetched, told = self._begin(table, draws)
+        except Exception:  # it will be raised when the engine asks for that draft; the target's pass has not failed
             return
         self.num_begun += 1
-        made = rows, asked.cache, cache.changes, asked.num_tokens, draws
-        self._begun = _Begun(*made, *self._begin(table, draws))
+        self._begun = _Begun(rows, asked.cache, cache.changes, asked.num_tokens, draws, fetched, told)
 
 
 def _rows_after(asked: _Asked, verdict: Verdict) -> Rows | None:
