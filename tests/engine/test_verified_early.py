@@ -198,3 +198,15 @@ def test_a_draft_that_cannot_be_launched_ahead_does_not_end_the_pass_before_it(s
     setattr(engine.drafter.runner._net.ahead, step, fails)
     assert texts(engine, requests) == texts(engine_of(TorchModel(CHECKPOINT), 40), requests)
     assert engine.metrics.spec_decode_num_drafts and not engine.drafter.runner._net.ahead.num_taken
+
+
+def test_the_verdict_on_another_engines_drafts_launches_nothing():
+    model, record = model_of(), HEADS["eagle3"]
+    ours, other = with_head(model, record, 40), with_head(model, record, 40)
+    for number, kind in enumerate([{}, {"repetition_penalty": 1.2}]):
+        ours.add_request(str(number), *requests_of([kind])[0][1:3])
+    for _ in range(5):  # each pass has a row whose law depends on the text, so that no verdict is told
+        ours.step()
+    prompt = [5] * (ours._live["0"].state.num_tokens - 2)  # its first draft begins where the latest of the others did
+    assert texts(other, [(0, prompt, requests_of([{}])[0][2], None)])
+    assert other.drafter.runner._net.ahead.num_begun and not ours.drafter.runner._net.ahead.num_begun

@@ -54,6 +54,8 @@ _LONGEST_WAIT = 64
 
 
 Questions = Sequence[Question]
+Follow = Callable[[Verdict | None], None]
+"""Is told the verdict of a pass, or None after a pass from which no draft is to follow."""
 Told = Callable[[np.ndarray], None]
 """Is told the drafts [requests, levels] once they are on the host."""
 
@@ -153,7 +155,7 @@ class Foreseen:
         self._share, self._pass_seconds, self._host_seconds, self._returned = 0.0, 0.0, 0.0, 0.0
         self.num_foreseen = self.num_taken = 0
         self.verifies_early = False
-        self._followers: list[WeakMethod[Callable[[Verdict], None]]] = []
+        self._followers: list[WeakMethod[Follow]] = []
 
     def knows(self, rows: Rows, cache: CudaKVCache, questions: Sequence[Question | None]) -> bool:
         """Whether the step after these rows may be predictable, so that they should be passed to `answers`."""
@@ -193,20 +195,30 @@ class Foreseen:
             states = states[own.tolist()]
         if self._next is None:
             self._tell(rows, starts, table, states)
+        else:
+            self.pass_over()
         self._returned = self._clock()
         return table, states
 
-    def follow(self, method: Callable[[Verdict], None]) -> None:
+    def follow(self, method: Follow) -> None:
         """Call a method of some drafter after each pass, as long as that drafter lives."""
         self._followers.append(WeakMethod(method))
 
+    def pass_over(self) -> None:
+        """Tell drafters that a pass was run from which no draft is to follow: the next verdict is on other drafts."""
+        for method in self._methods():
+            method(None)
+
+    def _methods(self) -> list[Follow]:
+        return [method for each in self._followers if (method := each()) is not None]
+
     def _tell(self, rows: Rows, starts: np.ndarray, table: np.ndarray, states: DeviceStates | None) -> None:
         """Tell drafters the verdict of a pass over `rows`."""
-        followers = [method for each in self._followers if (method := each()) is not None]
-        if followers and self._last is not None:
+        methods = self._methods()
+        if methods and self._last is not None:
             taps, roots = self._last.taps, self._last.roots
             counts, picks = roots.positions - rows.positions[starts], picks_of(table).astype(np.int32)
-            for method in followers:
+            for method in methods:
                 method(Verdict(roots, starts, counts, picks, taps, states))
 
     def verify(self, drafts: Tensor, draws: Draws | None) -> Told | None:

@@ -4,7 +4,7 @@ A pass packs its rows on the host, moves them with one copy, and replays the gra
 device only to fetch the logits. Mixtures of experts, and machines without Triton, run without graphs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -21,8 +21,7 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention
 from paceline.models.cuda_executor.block_matrix import put_blocks
 from paceline.models.cuda_executor.fetch import Fetch, Send
-from paceline.models.cuda_executor.following_rows import Verdict
-from paceline.models.cuda_executor.foreseen import Foreseen, Told
+from paceline.models.cuda_executor.foreseen import Follow, Foreseen, Told
 from paceline.models.cuda_executor.graphs import GraphCapture, Outputs, on_device
 from paceline.models.cuda_executor.invariant import row_invariant
 from paceline.models.cuda_executor.laws import Wide, answers_of, peaks_of, picks_of, read_answers
@@ -186,6 +185,7 @@ class CudaModel(TorchModel):
             table, kept = self._foreseen.answers(rows, cache, taps, cast(Sequence[Question], questions))
             no_logits = np.empty((0, self.config.vocab_size), np.float32)
             return DrawnOutput(read_answers(table, questions), no_logits, self._held(kept, taps))
+        self._foreseen.pass_over()
         wide = self._wide(questions)
         wanted = [row for row, each in enumerate(questions) if each is None]
         index = torch.tensor(wanted, device=self._stage.device) if wanted else None
@@ -255,7 +255,7 @@ class CudaModel(TorchModel):
         """See `Foreseen.verify`."""
         return self._foreseen.verify(drafts, draws)
 
-    def expect_drafts(self, follow: Callable[[Verdict], None] | None = None) -> None:
+    def expect_drafts(self, follow: Follow | None = None) -> None:
         """`verify_early` will be called, and `follow`, a method, is told the verdict of each pass of chains."""
         self._foreseen.verifies_early = True
         if follow is not None:

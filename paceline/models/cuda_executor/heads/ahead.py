@@ -91,11 +91,13 @@ class DraftsAhead:
             begun.told(draft.tokens)
         return ChainDraft(draft.tokens[places, :num_tokens], draft.top_probs[places, :num_tokens])
 
-    def follow(self, verdict: Verdict) -> None:
-        """Launch the draft that follows from a pass of the target, where it verified the latest draft."""
+    def follow(self, verdict: Verdict | None) -> None:
+        """Launch the draft that follows from a pass of the target, where it verified the latest draft; see `Follow`."""
         asked, self._asked = self._asked, None
         cache = None if asked is None else asked.cache()
-        if asked is None or cache is None or verdict.states is None or verdict.taps != self._taps:
+        if asked is None or cache is None or verdict is None:
+            return
+        if verdict.states is None or verdict.taps != self._taps:
             return
         roots, counts = verdict.roots.positions, verdict.counts
         if len(roots) != len(asked.ends) or (asked.ends + 1 + counts != roots).any():
