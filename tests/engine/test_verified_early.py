@@ -210,3 +210,11 @@ def test_the_verdict_on_another_engines_drafts_launches_nothing():
     prompt = [5] * (ours._live["0"].state.num_tokens - 2)  # its first draft begins where the latest of the others did
     assert texts(other, [(0, prompt, requests_of([{}])[0][2], None)])
     assert other.drafter.runner._net.ahead.num_begun and not ours.drafter.runner._net.ahead.num_begun
+
+
+def test_heads_that_are_gone_are_not_told():
+    model = model_of()
+    for _ in range(3):
+        make_net(HEADS["eagle3"], LoadedModel(SOURCE, model))
+        gc.collect()
+    assert len(model._foreseen._followers) == 1

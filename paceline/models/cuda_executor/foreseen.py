@@ -202,7 +202,7 @@ class Foreseen:
 
     def follow(self, method: Follow) -> None:
         """Call a method of some drafter after each pass, as long as that drafter lives."""
-        self._followers.append(WeakMethod(method))
+        self._followers = [*(each for each in self._followers if each() is not None), WeakMethod(method)]
 
     def pass_over(self) -> None:
         """Tell drafters that a pass was run from which no draft is to follow: the next verdict is on other drafts."""
