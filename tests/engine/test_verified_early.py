@@ -218,3 +218,12 @@ def test_heads_that_are_gone_are_not_told():
         make_net(HEADS["eagle3"], LoadedModel(SOURCE, model))
         gc.collect()
     assert len(model._foreseen._followers) == 1
+
+
+@pytest.mark.parametrize(("head", "num_pages"), [("eagle3", 2), ("dspark", 1)])
+def test_pages_are_allocated_early_for_heads_whose_drafts_are_launched_ahead(head, num_pages):
+    engine = with_head(model_of(), HEADS[head], 40)
+    engine.add_request("0", [5] * 11, requests_of([{}])[0][2])
+    while not (kept := engine.drafter.runner.pages.get("0")):
+        engine.step()
+    assert len(kept.pages) == num_pages

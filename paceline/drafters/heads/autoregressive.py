@@ -28,7 +28,7 @@ class AutoregressiveRunner(PagedRunner):
         super().__init__(states, net.new_cache(num_pages), vocab_size)
         self._net = net
         self.can_chain, self.can_draw = hasattr(net, "draft_chains"), getattr(net, "draws_chains", False)
-        self.verifies_early = getattr(net, "verifies_early", False)
+        self.verifies_early = self.drafts_ahead = getattr(net, "verifies_early", False)
         self._below: dict[str, dict[int, np.ndarray]] = {}
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:

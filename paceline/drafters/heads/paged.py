@@ -19,10 +19,11 @@ class PagedRunner:
         max_rows: most rows of one prefill pass.
 
     Attributes:
-        verifies_early: whether drafts are launched ahead, and verified before the host knows them.
+        verifies_early: whether drafts are verified before the host knows them.
+        drafts_ahead: whether they are also launched before they are asked for.
     """
 
-    verifies_early = False
+    verifies_early = drafts_ahead = False
 
     def __init__(self, states: HiddenStates, cache: KVCache, vocab_size: int, max_rows: int = 512) -> None:
         self.states, self.cache, self.pages = states, cache, DraftPages(cache.num_pages)
@@ -71,7 +72,7 @@ class PagedRunner:
         most = len(keys) + 1 + self.num_rows(growth)
         if not self.pages.extend(kept, most, victims):
             return False
-        if self.verifies_early:  # the next draft begins before its pages are asked for
+        if self.drafts_ahead:  # the next draft begins before its pages are asked for
             self.pages.extend(kept, most + self.num_rows(growth), ())
         while len(keys) - len(kept.tokens) > self._max_rows:
             self.read(growth, kept, len(kept.tokens) + self._max_rows)
