@@ -117,7 +117,9 @@ def test_a_draft_for_the_requests_of_the_latest_pass_is_verified():
     assert told is not None
     told(np.array([[11, 13], [12, 14]]))
     assert model._foreseen._next.rows.token_ids.reshape(2, 3)[:, 1:].tolist() == [[11, 13], [12, 14]]
-    assert model.verify_early(DRAFTS, None) is None  # one at a time
+    launched = model._foreseen._next
+    assert model.verify_early(DRAFTS + 1, None) is not None  # the first was the draft of another verdict
+    assert model._foreseen._next is not launched and model._foreseen.num_foreseen == 2
 
 
 @pytest.mark.parametrize("why", ["another number", "moved", "no graph", "unknown key", "gone", "no page", "too many"])
@@ -227,3 +229,13 @@ def test_pages_are_allocated_early_for_heads_whose_drafts_are_launched_ahead(hea
     while not (kept := engine.drafter.runner.pages.get("0")):
         engine.step()
     assert len(kept.pages) == num_pages
+
+
+def test_a_wrong_draft_ahead_does_not_keep_the_right_one_from_being_verified_early(monkeypatch):
+    model, requests = model_of(), requests_of([{}], 1, 60)
+    engine = with_head(model, HEADS["eagle3"], 40)
+    monkeypatch.setattr("paceline.models.cuda_executor.heads.ahead._places", lambda *_: None)
+    assert texts(engine, requests) == texts(engine_of(TorchModel(CHECKPOINT), 40), requests)
+    ahead, foreseen = engine.drafter.runner._net.ahead, model._foreseen
+    assert 1 < ahead.num_begun < 8 and not ahead.num_taken
+    assert foreseen.num_taken > 0.8 * engine.metrics.spec_decode_num_drafts

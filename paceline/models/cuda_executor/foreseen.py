@@ -231,7 +231,10 @@ class Foreseen:
         """
         last, (levels, count) = self._last, drafts.shape
         cache = None if last is None else last.cache()
-        if last is None or cache is None or self._next is not None or cache.changes != last.changes:
+        if last is None or cache is None or (self._next is not None and not self._next.has_drafts):
+            return None
+        latest = last if self._next is None else self._next  # whose draft was launched ahead, and not asked for
+        if cache.changes != latest.changes:
             return None
         if len(last.roots.positions) != count or count * levels > len(self._picks):
             return None
@@ -242,9 +245,10 @@ class Foreseen:
         if rows is None or asked is None or not self._has_recorded(rows, cache, last.taps):
             return None
         self._picks[: count * levels].view(count, levels).copy_(drafts.T)
+        self._next = None
         try:
             begun = self._next = self._begun(rows, cache, last.taps, asked, is_foreseen=True)
-        except RuntimeError:  # the error will be raised when the engine asks for that pass
+        except Exception:  # it will be raised when the engine asks for that pass; the draft has not failed
             return None
         begun.has_drafts = True
         self.num_foreseen += 1
@@ -291,7 +295,7 @@ class Foreseen:
                 begun = self._begun_plain(current, rows, own, cache, questions)
             else:
                 begun = None
-        except RuntimeError:  # the error will be raised when the engine asks for that pass
+        except Exception:  # it will be raised when the engine asks for that pass; the one before has not failed
             return None
         self.num_foreseen += begun is not None
         return begun

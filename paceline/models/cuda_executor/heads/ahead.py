@@ -19,6 +19,7 @@ from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.chains import ChainDraft, Draws
 from paceline.models.cuda_executor.fetch import Fetched
 from paceline.models.cuda_executor.following_rows import Verdict
+from paceline.models.cuda_executor.foreseen import Told
 from paceline.models.cuda_executor.laws.chains import read_draft
 from paceline.models.cuda_executor.passes import CudaKVCache
 from paceline.models.states import States, concatenate
@@ -27,7 +28,6 @@ _LONGEST_WAIT = 64
 """Most drafts that are not launched ahead after some were launched in vain."""
 Launch = Callable[[Rows, States, CudaKVCache, int, Draws | None], Tensor]
 """Launches a draft; see `CudaAutoregressiveNet.launch_chains`."""
-Told = Callable[[np.ndarray], None]
 Begin = Callable[[Tensor, Draws | None], tuple[Fetched, Told | None]]
 """Begins to fetch the table of a draft, and to verify it."""
 

@@ -17,6 +17,7 @@ from paceline.models.base import KVCache, Rows
 from paceline.models.chains import ChainDraft, Draws
 from paceline.models.cuda_executor.attention import AttentionName, attention_over
 from paceline.models.cuda_executor.fetch import Fetch, Fetched, Send
+from paceline.models.cuda_executor.foreseen import Told
 from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, on_device
 from paceline.models.cuda_executor.heads.ahead import DraftsAhead
 from paceline.models.cuda_executor.laws.chains import Kernels, Picks, read_draft
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from paceline.models.cuda_executor.heads.fused import FusedHead
 
 
-Verify = Callable[[Tensor, Draws | None], Callable[[np.ndarray], None] | None]
+Verify = Callable[[Tensor, Draws | None], Told | None]
 """See `Foreseen.verify`."""
 
 
@@ -82,7 +83,7 @@ class _Chains(OnDevice):
     def _fetch(self) -> Fetch:
         return Fetch(self.device)
 
-    def _begin(self, table: Tensor, draws: Draws | None) -> tuple[Fetched, Callable[[np.ndarray], None] | None]:
+    def _begin(self, table: Tensor, draws: Draws | None) -> tuple[Fetched, Told | None]:
         """Begin to fetch a draft, a table [2, levels, requests] of tokens and probabilities, and to verify it."""
         fetched = self._fetch(table)
         return fetched, None if self.verify is None else self.verify(table[0], draws)
