@@ -90,15 +90,21 @@ def drawn_by_the_host(model, params, num_tokens):
     return tokens
 
 
-@pytest.mark.parametrize("options", [{}, {"attention": "sdpa"}, {"attention": "triton"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"attention": "sdpa"}], ids=str)
 def test_drawn_chains_are_the_hosts(options):
-    if "triton" in options.values():
-        pytest.importorskip("triton")
     model, reference = model_of(**options), TorchModel(CHECKPOINT)
     for pair in (*pairwise(DRAWN), (DRAWN[0], DRAWN[3]), (DRAWN[4], DRAWN[0])):
         for count in (1, 4):
             draft = model.draft_chains(rows_of(), model.new_cache(7), count, draws_of(pair, count))
             assert draft.tokens.tolist() == drawn_by_the_host(reference, pair, count)
+
+
+@pytest.mark.parametrize("pair", [(DRAWN[4], DRAWN[3]), (DRAWN[1], DRAWN[0])], ids=["no law is cut", "one is"])
+def test_kernels_draw_the_hosts_chains(pair):
+    pytest.importorskip("triton")
+    model, reference = model_of(attention="triton"), TorchModel(CHECKPOINT)
+    draft = model.draft_chains(rows_of(), model.new_cache(7), 2, draws_of(pair, 2))
+    assert draft.tokens.tolist() == drawn_by_the_host(reference, pair, 2)
 
 
 def test_largest_probabilities_are_those_at_the_temperature():
