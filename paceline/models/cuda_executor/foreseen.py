@@ -303,7 +303,8 @@ class Foreseen:
     def _begun_plain(
         self, current: _Pass, rows: Rows, own: np.ndarray, cache: CudaKVCache, questions: Questions
     ) -> _Pass | None:
-        following, asked = self._following(rows, own), [each.following() for each in questions]
+        roots = Roots(rows.positions + 1, (-1 - own).astype(np.int32), rows.page_tables)
+        following, asked = chains_after(roots, 0, self._max_positions), [each.following() for each in questions]
         if following is None or None in asked or not self._has_recorded(following, cache, current.taps):
             return None
         return self._begun(following, cache, current.taps, cast(Questions, asked), is_foreseen=True)
@@ -331,27 +332,6 @@ class Foreseen:
         begun = self._begun(template, cache, current.taps, asked, is_foreseen=True, advance=advance)
         begun.has_drafts, begun.lines = True, fetched[0]
         return begun
-
-    def _following(self, rows: Rows, own: np.ndarray) -> Rows | None:
-        """The rows one position after `rows`, whose indices in their pass are `own`; None if a page is unknown."""
-        positions, numbers = rows.positions + 1, np.arange(len(own), dtype=np.int32)
-        index = positions // PAGE_SIZE
-        if positions.max() >= self._max_positions or index.max() >= rows.page_tables.shape[1]:
-            return None
-        pages = rows.page_tables[numbers, index]
-        if pages.min() < 0:
-            return None
-        slots = pages * PAGE_SIZE + positions % PAGE_SIZE
-        return Rows(
-            (-1 - own).astype(np.int32),
-            positions,
-            slots,
-            numbers,
-            rows.page_tables,
-            positions + 1,
-            rows.branch_slots,
-            numbers,
-        )
 
 
 def _places(
