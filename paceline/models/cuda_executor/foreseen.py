@@ -27,6 +27,7 @@ from torch import Tensor
 
 from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.chains import Draws
+from paceline.models.cuda_executor.backoff import Backoff
 from paceline.models.cuda_executor.fetch import Fetch, Fetched
 from paceline.models.cuda_executor.following_rows import (
     Roots,
@@ -49,8 +50,6 @@ _MEMORY = 1 / 8
 """Weight of the latest step in the moving averages."""
 _LATEST_STEPS = 16
 """The longest draft of these decides how many drafts of each request a pass launched ahead verifies."""
-_LONGEST_WAIT = 64
-"""Most steps without a pass launched ahead with drafts, after such passes were launched in vain."""
 
 
 Questions = Sequence[Question]
@@ -148,8 +147,8 @@ class Foreseen:
         self._max_positions, self._picks, self._clock = max_positions, picks, clock
         self._fetch_lines = Fetch(picks.device)
         self._depths: deque[int] = deque(maxlen=_LATEST_STEPS)
-        self._misses, self._wait = 0, 0
-        """Passes with drafts that were launched ahead in vain one after another, and steps before the next one."""
+        self._backoff = Backoff()
+        """Of passes with drafts."""
         self._next: _Pass | None = None
         self._last: _Ended | None = None
         self._share, self._pass_seconds, self._host_seconds, self._returned = 0.0, 0.0, 0.0, 0.0
@@ -173,8 +172,7 @@ class Foreseen:
         self._depths.append(depth_of(rows, starts))
         self._expect(rows.positions[starts], cache, ahead is None or own is not None)
         if ahead is not None and ahead.has_drafts:
-            self._misses = 0 if own is not None else self._misses + 1
-            self._wait = min(2**self._misses, _LONGEST_WAIT) if self._misses else 0
+            self._backoff.note(own is not None)
         began, num_graphs = self._clock(), len(cache.graphs)
         if ahead is None or own is None:
             current, own = self._begun(rows, cache, taps, questions), np.arange(len(rows.slots))
@@ -238,8 +236,7 @@ class Foreseen:
             return None
         if len(last.roots.positions) != count or count * levels > len(self._picks):
             return None
-        if self._wait:
-            self._wait -= 1
+        if self._backoff.passes_over():
             return None
         rows, asked = chains_after(last.roots, levels, self._max_positions), questions_of(draws, count, levels)
         if rows is None or asked is None or not self._has_recorded(rows, cache, last.taps):
@@ -314,8 +311,7 @@ class Foreseen:
         questions: Questions,
     ) -> _Pass | None:  # fmt: skip
         """The next pass with `drafts` drafts by prompt lookup for each request."""
-        if self._wait:
-            self._wait -= 1
+        if self._backoff.passes_over():
             return None
         if not all([each.takes_argmax for each in questions]):
             return None

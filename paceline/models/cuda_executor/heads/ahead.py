@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.chains import ChainDraft, Draws
+from paceline.models.cuda_executor.backoff import Backoff
 from paceline.models.cuda_executor.fetch import Fetched
 from paceline.models.cuda_executor.following_rows import Verdict
 from paceline.models.cuda_executor.foreseen import Told
@@ -24,8 +25,6 @@ from paceline.models.cuda_executor.laws.chains import read_draft
 from paceline.models.cuda_executor.passes import CudaKVCache
 from paceline.models.states import States, concatenate
 
-_LONGEST_WAIT = 64
-"""Most drafts that are not launched ahead after some were launched in vain."""
 Launch = Callable[[Rows, States, CudaKVCache, int, Draws | None], Tensor]
 """Launches a draft; see `CudaAutoregressiveNet.launch_chains`."""
 Begin = Callable[[Tensor, Draws | None], tuple[Fetched, Told | None]]
@@ -71,7 +70,7 @@ class DraftsAhead:
         self._taps, self._launch, self._begin = taps, launch, begin
         self._asked: _Asked | None = None
         self._begun: _Begun | None = None
-        self._misses, self._wait = 0, 0
+        self._backoff = Backoff()
         self.num_begun = self.num_taken = 0
 
     def take(self, rows: Rows, cache: CudaKVCache, num_tokens: int, draws: Draws | None) -> ChainDraft | None:
@@ -81,8 +80,7 @@ class DraftsAhead:
         if begun is None:
             return None
         places = _places(begun, rows, cache, num_tokens, draws)
-        self._misses = 0 if places is not None else self._misses + 1
-        self._wait = min(2**self._misses, _LONGEST_WAIT) if self._misses else 0
+        self._backoff.note(places is not None)
         if places is None:
             return None
         self.num_taken += 1
@@ -102,8 +100,7 @@ class DraftsAhead:
         roots, counts = verdict.roots.positions, verdict.counts
         if len(roots) != len(asked.ends) or (asked.ends + 1 + counts != roots).any():
             return
-        if self._wait:
-            self._wait -= 1
+        if self._backoff.passes_over():
             return
         rows, draws = _rows_after(asked, verdict), _draws_after(asked, counts)
         if rows is None or (asked.draws is not None and draws is None):
