@@ -6,7 +6,7 @@ Standard library only, no behaviour beyond checking a request on arrival. Not th
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from paceline.errors import InvalidParameter
 from paceline.limits import LIMITS
@@ -128,8 +128,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
+class TokenOutput(NamedTuple):
     """One committed token of a stream.
 
     Attributes:

@@ -72,7 +72,7 @@ def score(
     """Run one target pass over the rows of `grants`; returns its outputs by request id."""
     drafts = [trees.get(grant.request.request_id, _EMPTY) for grant in grants]
     parts = [part_of(grant, tree) for grant, tree in zip(grants, drafts, strict=True)]
-    sizes = [{"all": len(part.tokens), "last": 1, "none": 0}[part.logits] for part in parts]
+    sizes = [len(part.tokens) if part.logits == "all" else int(part.logits == "last") for part in parts]
     rows = build_rows(parts)
     if not _draws(type(model)):
         output, race = model.forward(rows, cache, taps), cast(RacesRows, model).race if _races(type(model)) else None

@@ -62,9 +62,9 @@ class VerifiedDraft(NamedTuple):
     rows: PassRows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepOutput:
-    """What a step committed for one sample of a request.
+    """What a step committed for one sample of a request. Not frozen, which would make it slow to construct.
 
     Attributes:
         completion: the finished sample, when these are its last tokens.

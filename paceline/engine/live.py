@@ -205,12 +205,13 @@ class LiveSample:
         When `finished`, the last token also carries the text that was held back.
         """
         pieces, self._unread = self._unread, []
-        pieces += [self.text.push(token) for token in token_ids[len(pieces) :]]
+        push = self.text.push
+        pieces += [push(token) for token in token_ids[len(pieces) :]]
         if finished and pieces:
             pieces[-1] += self.text.finish()
         self.provenance += provenance
         scores = self.scores.commit(len(token_ids))
-        return tuple([TokenOutput(*each) for each in zip(token_ids, pieces, provenance, scores, strict=True)])
+        return tuple(map(TokenOutput, token_ids, pieces, provenance, scores))
 
     def completion(self, reason: FinishReason) -> CompletionOutput:
         """The finished sample; a failed one has the text and tokens from before its error.

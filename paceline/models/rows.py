@@ -3,6 +3,7 @@
 Used by the engine for the target and by drafters that own a model. Knows pages and parents, not requests or schedulers.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 from paceline.models.base import PAGE_SIZE, Rows, slot_of
 
 Logits = Literal["all", "last", "none"]
+_AFTER_THE_END = array("i", [-1]).tobytes()
 
 
 class Part(NamedTuple):
@@ -67,12 +69,20 @@ def _all_rows(parts: Sequence[Part]) -> Rows:
     tokens, positions, slots, segments, natural, asked = [], [], [], [], [], []
     branches: dict[int, list[int]] = {}
     for segment, part in enumerate(parts):
-        first, pages, places = len(tokens), part.pages, range(part.start, part.start + len(part.tokens))
+        first, pages, start = len(tokens), part.pages, part.start
         tokens.extend(part.tokens)  # may be an array, which += would add elementwise
+        if len(tokens) == first + 1 and part.logits != "none" and part.parents is None:  # most are a single token
+            positions.append(start)
+            slots.append(pages[start // PAGE_SIZE] * PAGE_SIZE + start % PAGE_SIZE)
+            segments.append(segment)
+            natural.append(start + 1)
+            asked.append(first)
+            continue
+        places = range(start, start + len(tokens) - first)
         slots += [pages[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE for at in places]
         segments += [segment] * len(places)
         positions += places
-        natural += range(part.start + 1, part.start + 1 + len(places))
+        natural += range(start + 1, start + 1 + len(places))
         if part.parents is not None:
             _place_branches(part, first, slots, positions, natural, branches)
         if part.logits != "none":
@@ -86,7 +96,7 @@ def _all_rows(parts: Sequence[Part]) -> Rows:
         positions=numbers[1],
         slots=numbers[2],
         segments=numbers[3],
-        page_tables=_padded([part.pages for part in parts]),
+        page_tables=_tables([part.pages for part in parts]),
         natural_lengths=numbers[4],
         branch_slots=aside,
         logit_rows=np.array(asked, np.int32),
@@ -112,11 +122,20 @@ def _place_branches(
             natural[row], branches[row] = before, [*tail, slots[row]]
 
 
+def _tables(pages: Sequence[Sequence[int]]) -> np.ndarray:
+    """[S, longest] int32, -1 after the end of each. Tables that are int32 arrays are copied without a look at pages."""
+    tables = [one if type(one) is array else array("i", one) for one in pages]
+    lengths = [len(one) for one in tables]
+    width = max(lengths)
+    if min(lengths) < width:
+        ends = [_AFTER_THE_END * (width - length) for length in lengths]
+        tables = [piece for each in zip(tables, ends, strict=True) for piece in each]
+    return np.frombuffer(bytearray().join(tables), np.int32).reshape(len(lengths), width)
+
+
 def _padded(lists: Sequence[Sequence[int]]) -> np.ndarray:
     """[lists, longest] int32, -1 after the end of each."""
     width = max([len(one) for one in lists])
-    if not width:
-        return np.empty((len(lists), 0), np.int32)
     return np.array([[*one, *[-1] * (width - len(one))] for one in lists], np.int32)
 
 

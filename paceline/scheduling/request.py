@@ -4,13 +4,19 @@ Written by the scheduler; the engine sets only a request's drafting options and 
 are `paceline.types.SamplingParams`; text belongs to the engine.
 """
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from paceline.errors import InvalidParameter
 from paceline.speculation.records import DraftStats
 from paceline.types import FinishReason, SamplingParams
+
+
+def page_table_of(pages: Iterable[int] = ()) -> "array[int]":
+    """A page table of these pages."""
+    return array("i", pages)
 
 
 class Status(Enum):
@@ -41,7 +47,8 @@ class RequestState:
         salt: pages and remembered texts are shared only among requests of the same salt (`pages.salt_of`).
         token_ids: prompt and committed output. One list that only grows, so that drafters may read it without copies.
         num_computed: leading tokens whose keys and values are in the cache. Committed tokens only.
-        page_table: page ids in order of position; at least ``num_computed`` slots.
+        page_table: page ids in order of position, int32, so that rows are made without converting each; at least
+            ``num_computed`` slots.
         num_cached_tokens: prompt tokens found in the cache at the first admission.
         output_limit: most output tokens: ``max_tokens``, limited by the model's length when the scheduler adds it.
         reserved_tokens: slots reserved at admission, by policies that do so.
@@ -70,7 +77,7 @@ class RequestState:
     status: Status = Status.WAITING
     token_ids: list[int] = field(init=False)
     num_computed: int = 0
-    page_table: list[int] = field(default_factory=list)
+    page_table: "array[int]" = field(default_factory=page_table_of)
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     output_limit: int = field(init=False)
@@ -144,7 +151,7 @@ class RequestState:
 
     def withdraw(self) -> None:
         """Reset the state after the request's pages were released; it waits to be recomputed."""
-        self.page_table, self.page_digests = [], []
+        self.page_table, self.page_digests = page_table_of(), []
         self.num_computed = self.reserved_tokens = 0
         self.num_preemptions += 1
         self.draft_stats.num_unread = self.num_tokens

@@ -14,7 +14,7 @@ from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
 from paceline.scheduling.config import SchedulerConfig
 from paceline.scheduling.pages import PagePool, extend_digests
 from paceline.scheduling.policies import make_policy
-from paceline.scheduling.request import RequestState, Status
+from paceline.scheduling.request import RequestState, Status, page_table_of
 from paceline.scheduling.step import StepBuilder, by_order
 from paceline.scheduling.stop import StopChecker
 from paceline.speculation.outcome import RequestOutcome
@@ -253,7 +253,7 @@ class Scheduler:
         self._dequeue(request)
         del self._requests[request.request_id]
         self.pool.release(request.page_table)
-        request.page_table = []
+        request.page_table = page_table_of()
         request.finish_reason = reason
         request.finish_time = now
         request.status = Status.FINISHED

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from paceline.scheduling.batch import Grant, StepPlan
 from paceline.scheduling.config import SchedulerConfig
 from paceline.scheduling.pages import PagePool, extend_digests
-from paceline.scheduling.request import RequestState, Status
+from paceline.scheduling.request import RequestState, Status, page_table_of
 from paceline.speculation.policies import LengthPolicy
 from paceline.speculation.records import BatchStats
 
@@ -125,7 +125,7 @@ class StepBuilder:
             self._copies.append(copy)
         self.waiting.remove(request)
         insort(self._running, request, key=by_order)
-        request.page_table, request.page_digests = reused + pool.allocate(missing), digests
+        request.page_table, request.page_digests = page_table_of(reused + pool.allocate(missing)), digests
         request.num_computed = known
         if not request.num_preemptions:
             request.num_cached_tokens = known
@@ -203,7 +203,7 @@ class StepBuilder:
                 continue
             missing = pool.pages_for(min(request.num_tokens + ahead, request.most_slots)) - len(request.page_table)
             if 0 < missing <= pool.num_free:
-                request.page_table += pool.allocate(missing)
+                request.page_table.extend(pool.allocate(missing))
 
     def _share_rows(self, useful: list[int]) -> list[int]:
         """Draft rows for each decode, with pages allocated; when rows are short, the smallest demands are met first."""
@@ -227,7 +227,7 @@ class StepBuilder:
         if num_tokens + num_nodes <= slots:
             return num_nodes
         granted = min(num_nodes, slots + pool.num_free * pool.page_size - num_tokens)
-        request.page_table += pool.allocate(pool.pages_for(num_tokens + granted) - len(request.page_table))
+        request.page_table.extend(pool.allocate(pool.pages_for(num_tokens + granted) - len(request.page_table)))
         return granted
 
     def _win_page(self, request: RequestState) -> bool:
@@ -240,7 +240,7 @@ class StepBuilder:
             self._preempt(victim)
             if victim is request:
                 return False
-        request.page_table += self._pool.allocate(1)
+        request.page_table.extend(self._pool.allocate(1))
         return True
 
     def _preempt(self, request: RequestState) -> None:

@@ -217,7 +217,7 @@ def test_lookahead_pages_stay_a_requests_own_until_somebody_needs_them():
     tables = [list(state.page_table) for state in both]
     for _ in range(3):
         fake.step()
-        assert [state.page_table[: len(own)] for state, own in zip(both, tables, strict=True)] == tables
+        assert [state.page_table.tolist()[: len(own)] for state, own in zip(both, tables, strict=True)] == tables
         assert all(len(state.page_table) * 4 >= state.num_tokens + 8 for state in both)
     waiting = fake.add(request("c", list(range(40)), 4))
     fake.step()
