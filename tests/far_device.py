@@ -119,6 +119,20 @@ def without_waiting():
         _may_wait = True
 
 
+def may_wait(call):
+    """`call`, which may wait for the device even where nothing else may."""
+
+    def calls(*given, **named):
+        global _may_wait
+        before, _may_wait = _may_wait, True
+        try:
+            return call(*given, **named)
+        finally:
+            _may_wait = before
+
+    return calls
+
+
 @contextmanager
 def far_device():
     """While it is on, `FAR` has numbers; inference mode, which knows no wrapped tensors, is without gradients only."""

@@ -59,7 +59,7 @@ def _draws(count: int) -> Any:
 
 def heads(bench: Bench) -> dict[str, Any]:
     """An EAGLE-3 head in an engine: tokens per second of one request plainly, with drafts that are fetched before the
-    pass that verifies them is launched, and with that pass launched before.
+    pass that verifies them is launched, and with both launched before the verdict on the drafts before is known.
 
     The head, as costly as any, says the target's latest token again, and the model is one that repeats itself. Theory:
     tokens of a pass, as measured, times the time of a plain pass over that of a pass with drafts and a draft after it.
@@ -102,7 +102,7 @@ def _draft_ms(bench: Bench, net: Any) -> float:
         with torch.inference_mode():
             bench.model.launch(rows, caches[0])
             if draft:
-                net.launch_chains(rows, taps, caches[1], LENGTH)
+                net.launch_chains(rows, taps, caches[1], LENGTH, net._picks(None))
 
     bench.warm_up(passes)
     return 1e3 * (bench.seconds(passes) - bench.seconds(partial(passes, False)))

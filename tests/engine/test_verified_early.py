@@ -13,8 +13,9 @@ from paceline.drafters.heads.head import HeadDrafter, make_runner  # noqa: E402
 from paceline.drafters.heads.hidden_states import HiddenStates  # noqa: E402
 from paceline.engine.build import build_engine  # noqa: E402
 from paceline.models.chains import Draws  # noqa: E402
-from paceline.models.cuda_executor import CudaModel  # noqa: E402
+from paceline.models.cuda_executor import CudaModel, verdicts  # noqa: E402
 from paceline.models.cuda_executor.foreseen import Foreseen  # noqa: E402
+from paceline.models.cuda_executor.passes import Passes  # noqa: E402
 from paceline.models.heads.build import make_net  # noqa: E402
 from paceline.models.loaded import LoadedModel  # noqa: E402
 from paceline.models.resolve import ModelSource  # noqa: E402
@@ -25,6 +26,7 @@ from paceline.types import SamplingParams  # noqa: E402
 from tests.engine import test_foreseen_passes as foreseen_passes  # noqa: E402
 from tests.engine.test_foreseen_passes import GREEDY, KINDS, SAMPLED, some_requests, texts  # noqa: E402
 from tests.fakes import ByteTokenizer, RandomCheckpoint  # noqa: E402
+from tests.far_device import FAR, far_device, may_wait, without_waiting  # noqa: E402
 from tests.models.heads import records  # noqa: E402
 
 CHECKPOINT = RandomCheckpoint(records.TARGET)
@@ -32,8 +34,8 @@ SOURCE = ModelSource("random", CHECKPOINT, ByteTokenizer())  # type: ignore[arg-
 HEADS = {"eagle3": records.eagle3(), "dspark": records.dspark(), "medusa": records.medusa()}
 
 
-def model_of():
-    return CudaModel(CHECKPOINT, "cpu", "float32", attention="by_position", deterministic=True)
+def model_of(device="cpu"):
+    return CudaModel(CHECKPOINT, device, "float32", attention="by_position", deterministic=True)
 
 
 def engine_of(model, pages, spec=None, drafter=None, **config):
@@ -89,8 +91,14 @@ def test_requests_that_come_go_and_lose_their_pages(seed, kinds):
 
 
 def test_passes_that_verify_other_drafts_than_the_engine_asks_for_become_rare(monkeypatch):
-    verify, model, requests = Foreseen.verify, model_of(), requests_of([{}], 1, 60)
+    model, requests = model_of(), requests_of([{}], 1, 60)
+    verify, verify_after = Foreseen.verify, Foreseen.verify_after
+
+    def wrongly_after(self, pending, draft, draws):
+        return verify_after(self, pending, draft._replace(tokens=draft.tokens + 1), draws) and None
+
     monkeypatch.setattr(Foreseen, "verify", lambda self, drafts, draws: verify(self, drafts + 1, draws) and None)
+    monkeypatch.setattr(Foreseen, "verify_after", wrongly_after)
     engine = with_head(model, HEADS["eagle3"], 40)
     assert texts(engine, requests) == texts(engine_of(TorchModel(CHECKPOINT), 40), requests)
     assert 1 < model._foreseen.num_foreseen < 8 and not model._foreseen.num_taken
@@ -144,14 +152,16 @@ def test_what_cannot_be_verified_early_waits(why):
     assert not model._foreseen.num_foreseen
 
 
-def knows_answers(net, answers, wrong_after):
+def knows_answers(model, net, answers, wrong_after):
     """Let a head's chains be the answers, but for each token at a position that is a multiple of `wrong_after`."""
-    launch = net.launch_chains
+    launch, verdicts = net.launch_chains, model._foreseen._verdicts
 
-    def launched(rows, hidden, cache, num_tokens, draws=None):
-        table = launch(rows, hidden, cache, num_tokens, draws).clone()
+    def launched(rows, hidden, cache, num_tokens, picks, advance=None):
+        table = launch(rows, hidden, cache, num_tokens, picks, advance).clone()
         for request, row in enumerate(rows.logit_rows.tolist()):
             at, token = int(rows.positions[row]) + 1, int(rows.token_ids[row])
+            if advance is not None:  # rows are a template
+                at, token = at + int(verdicts.accepted[request]), int(verdicts.roots[request])
             answer = next((each for each in answers if len(each) > at and each[at] == token), [])
             for level, said in enumerate(answer[at + 1 : at + 1 + num_tokens]):
                 table[0, level, request] = said if (at + level) % wrong_after else (said + 1) % 100
@@ -168,7 +178,7 @@ def test_drafts_are_launched_before_they_are_asked_for(kind, count, wrong_after)
     engine = with_head(model, HEADS["eagle3"], 60)
     net = engine.drafter.runner._net
     answers = [[*prompt, *wanted[str(number)][0]] for number, (_, prompt, *_) in enumerate(requests)]
-    knows_answers(net, answers, wrong_after)
+    knows_answers(model, net, answers, wrong_after)
     assert texts(engine, requests) == wanted
     num_drafts = engine.metrics.spec_decode_num_drafts / count
     assert num_drafts < (30 if wrong_after == 1000 else 91)
@@ -177,12 +187,38 @@ def test_drafts_are_launched_before_they_are_asked_for(kind, count, wrong_after)
     engine.drafter.runner.pages.check_integrity()
 
 
+@pytest.mark.parametrize("kind", [{}, {"temperature": 0.8, "top_p": 0.95}], ids=["greedy", "drawn"])
+def test_drafts_are_launched_on_another_device_without_waiting_for_it(kind, monkeypatch):
+    """With references in the kernels' and the graphs' place, which may wait."""
+    begins, requests = [], requests_of([kind] * 2, 2, 40)
+    for place, name in ((verdicts, "_continue_chain"), (verdicts, "_continue_pass"), (Passes, "_replay")):
+        monkeypatch.setattr(place, name, may_wait(getattr(place, name)))
+    texts_there = []
+    with far_device():
+        for device in (FAR.type, "cpu"):
+            model = model_of(device)
+            engine = with_head(model, HEADS["eagle3"], 40)
+            net = engine.drafter.runner._net
+            begin = net.launch_after
+
+            def launched(*given, begin=begin, net=net):
+                with without_waiting():
+                    made = begin(*given)
+                begins.append(made)
+                return made
+
+            net.ahead._launch = launched
+            texts_there.append(texts(engine, requests))
+            assert net.ahead.num_taken >= net.ahead.num_begun - 2 > 2
+    assert texts_there[0] == texts_there[1] and len(begins) > 10
+
+
 def test_a_text_that_was_said_before_shares_pages_and_is_drafted_ahead():
     model, requests = model_of(), requests_of([{}], 1, 90)
     engine = with_head(model, HEADS["eagle3"], 60)
     net, prompt = engine.drafter.runner._net, requests[0][1]
     wanted = texts(engine_of(TorchModel(CHECKPOINT), 60), requests)
-    knows_answers(net, [[*prompt, *wanted["0"][0]]], 1000)
+    knows_answers(model, net, [[*prompt, *wanted["0"][0]]], 1000)
     for _ in range(3):
         before = net.ahead.num_taken
         assert texts(engine, requests) == wanted
@@ -190,14 +226,17 @@ def test_a_text_that_was_said_before_shares_pages_and_is_drafted_ahead():
     engine.drafter.runner.pages.check_integrity()
 
 
-@pytest.mark.parametrize("step", ["_launch", "_begin"])
+@pytest.mark.parametrize("step", ["draft", "verification"])
 def test_a_draft_that_cannot_be_launched_ahead_does_not_end_the_pass_before_it(step):
     def fails(*_):
         raise ValueError("no such kernel")
 
     model, requests = model_of(), requests_of([{}], 1)
     engine = with_head(model, HEADS["eagle3"], 40)
-    setattr(engine.drafter.runner._net.ahead, step, fails)
+    if step == "draft":
+        engine.drafter.runner._net.ahead._launch = fails
+    else:
+        engine.drafter.runner._net.verify_after = fails
     assert texts(engine, requests) == texts(engine_of(TorchModel(CHECKPOINT), 40), requests)
     assert engine.metrics.spec_decode_num_drafts and not engine.drafter.runner._net.ahead.num_taken
 

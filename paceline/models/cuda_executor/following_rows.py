@@ -1,6 +1,6 @@
 """Which rows follow which: tells predictable passes from others, and makes the rows of the pass after one.
 
-Not for when to launch a pass (`foreseen.py`), nor for rows that are made on the device (`lookups.py`).
+Not for when to launch a pass (`foreseen.py`), nor for rows that are made on the device (`lookups.py`, `verdicts.py`).
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ import numpy as np
 from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.chains import Draws
 from paceline.models.cuda_executor.laws import picks_of
-from paceline.models.torch_executor.device_states import DeviceStates
 from paceline.sampling.answered import LARGEST, Question
 
 
@@ -26,25 +25,6 @@ class Roots(NamedTuple):
     positions: np.ndarray
     tokens: np.ndarray
     page_tables: np.ndarray
-
-
-class Verdict(NamedTuple):
-    """What is known after a pass over chains of rows, one for each of S requests.
-
-    Attributes:
-        roots: where the next pass begins.
-        starts: [S] the first row of each chain.
-        counts: [S] rows of each whose picks are committed: those of accepted drafts, and one more.
-        picks: [M] by row.
-        taps, states: of the pass, side by side; None without taps.
-    """
-
-    roots: Roots
-    starts: np.ndarray
-    counts: np.ndarray
-    picks: np.ndarray
-    taps: tuple[int, ...]
-    states: DeviceStates | None
 
 
 def is_plain(rows: Rows, questions: Sequence[Question | None]) -> bool:
@@ -115,6 +95,13 @@ def chains_after(roots: Roots, num_drafts: int, max_positions: int) -> Rows | No
         branch_slots=np.empty((len(numbers), 0), np.int32),
         logit_rows=np.arange(len(numbers), dtype=np.int32),
     )
+
+
+def draws_after(draws: Draws, counts: np.ndarray) -> Draws:
+    """The draws of chains `counts` [S] tokens later; at the end, where no more keys are known, the last one again."""
+    last = draws.keys.shape[1] - 1
+    index = np.minimum(counts[:, None] + np.arange(last + 1), last)
+    return draws._replace(keys=np.take_along_axis(draws.keys, index, 1))
 
 
 def questions_of(draws: Draws | None, num_requests: int, num_drafts: int) -> list[Question] | None:

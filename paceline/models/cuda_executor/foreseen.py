@@ -9,7 +9,8 @@ predicted rows, or some of them, the results are on their way. If it asks for an
 wrote only to slots after the last tokens, which are rewritten before they are read.
 
 A draft by a head is on the device before it is on the host, and the pass that verifies it is launched before the host
-knows it (`verify`).
+knows it (`verify`). Where such a draft can follow from the picks of a pass alone (`heads/ahead.py`), it is launched
+before these are fetched, and its verification too (`verify_after`).
 
 Not for laws that depend on the text (penalties, grammars), nor for drafts of other drafters, which wait for
 verification.
@@ -31,10 +32,10 @@ from paceline.models.cuda_executor.backoff import Backoff
 from paceline.models.cuda_executor.fetch import Fetch, Fetched
 from paceline.models.cuda_executor.following_rows import (
     Roots,
-    Verdict,
     are_chains,
     chains_after,
     depth_of,
+    draws_after,
     is_plain,
     questions_of,
     roots_after,
@@ -43,6 +44,7 @@ from paceline.models.cuda_executor.following_rows import (
 from paceline.models.cuda_executor.laws import picks_of
 from paceline.models.cuda_executor.lookups import FEW_ROWS, MADE, Lookups, template_after
 from paceline.models.cuda_executor.passes import Advance, CudaKVCache, Passes
+from paceline.models.cuda_executor.verdicts import Draft, Pending, Verdicts, pass_template
 from paceline.models.torch_executor.device_states import DeviceStates
 from paceline.sampling.answered import LARGEST, Question
 
@@ -53,10 +55,13 @@ _LATEST_STEPS = 16
 
 
 Questions = Sequence[Question]
-Follow = Callable[[Verdict | None], None]
-"""Is told the verdict of a pass, or None after a pass from which no draft is to follow."""
 Told = Callable[[np.ndarray], None]
 """Is told the drafts [requests, levels] once they are on the host."""
+Decided = Callable[[np.ndarray, np.ndarray], None]
+"""Is told a verdict once it is on the host: rows [S] of each chain whose picks are committed, one more than accepted
+drafts, and the picks [M] by row."""
+Follow = Callable[[Pending | None], Decided | None]
+"""Launches the draft after a pass, if it can; is given None when there is a pass from which no draft is to follow."""
 
 
 class Launch(Protocol):
@@ -64,7 +69,7 @@ class Launch(Protocol):
 
     def __call__(
         self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions, *,
-        is_foreseen: bool = False, advance: Advance | None = None,
+        is_foreseen: bool = False, advance: Advance | None = None, keys: Tensor | None = None,
     ) -> tuple[Tensor, DeviceStates | None]:  # fmt: skip
         """The table of answers to `questions` on the device, and the states of `taps`; see `CudaModel.launch`."""
         ...
@@ -83,7 +88,8 @@ class _Pass:
         fetched: the answers.
         states: of the taps.
         has_drafts: whether it verifies drafts that were on the device only when it was launched.
-        lines: tokens, positions and slots of rows that were made on the device; None for others.
+        learn: fills in what the pass before decides, of which it is given where this one begins, committed rows and
+            picks; False if this pass cannot be the next one.
     """
 
     rows: Rows
@@ -95,18 +101,7 @@ class _Pass:
     fetched: Fetched
     states: DeviceStates | None
     has_drafts: bool = False
-    lines: Fetched | None = None
-
-    def told(self, table: np.ndarray) -> None:
-        """Fill in what the pass before decides, whose answers are `table`."""
-        if self.lines is None:
-            self.rows.token_ids[:] = picks_of(table)
-            return
-        [lines] = self.lines.wait()
-        tokens, positions, slots = lines[:, : len(self.rows.slots)]
-        self.rows = replace(
-            self.rows, token_ids=tokens, positions=positions, slots=slots, natural_lengths=positions + 1
-        )
+    learn: Callable[[Roots, np.ndarray, np.ndarray], bool] = lambda *_: True
 
 
 class _Ended(NamedTuple):
@@ -125,13 +120,14 @@ class Foreseen:
     exceeds its expected cost, a wasted pass if it is wrong. Both times and the rate of right predictions are measured.
 
     Args:
-        launch: starts a pass.
+        launch: starts a pass; with `keys` the noise of each row's pick is given on the device.
         has_recorded: whether a pass over these rows and this cache with these taps has its graph; see
             `Passes.has_recorded`.
         passes: counts passes.
         fetch: copies answers to the host; not shared with others.
         max_positions: maximum position of the model.
         picks: the latest picks, on the device, by place.
+        kernels: whether Triton's kernels are used.
         clock: returns seconds.
 
     Attributes:
@@ -141,7 +137,8 @@ class Foreseen:
 
     def __init__(
         self, launch: Launch, has_recorded: Callable[[Rows, CudaKVCache, tuple[int, ...]], bool], passes: Passes,
-        fetch: Fetch, max_positions: int, picks: Tensor, clock: Callable[[], float] = time.perf_counter,
+        fetch: Fetch, max_positions: int, picks: Tensor, kernels: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self._launch, self._has_recorded, self._passes, self._fetch = launch, has_recorded, passes, fetch
         self._max_positions, self._picks, self._clock = max_positions, picks, clock
@@ -155,6 +152,9 @@ class Foreseen:
         self.num_foreseen = self.num_taken = 0
         self.verifies_early = False
         self._followers: list[WeakMethod[Follow]] = []
+        self._verdicts = Verdicts.on(picks.device, kernels)
+        self._current: _Pass | None = None
+        """The pass whose answers are about to be fetched."""
 
     def knows(self, rows: Rows, cache: CudaKVCache, questions: Sequence[Question | None]) -> bool:
         """Whether the step after these rows may be predictable, so that they should be passed to `answers`."""
@@ -179,45 +179,56 @@ class Foreseen:
         else:
             current = ahead
             self.num_taken += 1
-        if self._pass_seconds and self._share * self._host_seconds > (1 - self._share) * self._pass_seconds:
+        decided = self._drafted_after(current, rows, starts, own)
+        if self._next is None and not decided and self._is_worth_it():
             self._next = self._begun_after(current, rows, own, cache, questions)
         [table] = current.fetched.wait()
         table = table[own]
-        if self._next is not None:
-            self._next.told(table)
+        roots, picks = roots_after(rows, starts, table), picks_of(table).astype(np.int32)
+        counts = roots.positions - rows.positions[starts]
+        if self._next is not None and not self._next.learn(roots, counts, picks):
+            self._next = None
+        for tell in decided:
+            tell(counts, picks)
         if current is not ahead and self._next is None and num_graphs == len(cache.graphs):  # one pass and no more
             self._pass_seconds += _MEMORY * (self._clock() - began - self._pass_seconds)
-        self._last = _Ended(ref(cache), cache.changes, taps, roots_after(rows, starts, table))
+        self._last = _Ended(ref(cache), cache.changes, taps, roots)
         states = current.states
         if states is not None and len(own) < len(states):
             states = states[own.tolist()]
-        if self._next is None:
-            self._tell(rows, starts, table, states)
-        else:
-            self.pass_over()
         self._returned = self._clock()
         return table, states
 
     def follow(self, method: Follow) -> None:
-        """Call a method of some drafter after each pass, as long as that drafter lives."""
+        """Call a method of some drafter before the answers of each pass are fetched, as long as that drafter lives."""
         self._followers = [*(each for each in self._followers if each() is not None), WeakMethod(method)]
 
     def pass_over(self) -> None:
-        """Tell drafters that a pass was run from which no draft is to follow: the next verdict is on other drafts."""
+        """Tell drafters that a pass was run from which no draft is to follow: the next one verifies other drafts."""
         for method in self._methods():
             method(None)
 
     def _methods(self) -> list[Follow]:
         return [method for each in self._followers if (method := each()) is not None]
 
-    def _tell(self, rows: Rows, starts: np.ndarray, table: np.ndarray, states: DeviceStates | None) -> None:
-        """Tell drafters the verdict of a pass over `rows`."""
+    def _is_worth_it(self) -> bool:
+        """Whether a pass launched ahead is expected to save time."""
+        saved, wasted = self._share * self._host_seconds, (1 - self._share) * self._pass_seconds
+        return self._pass_seconds > 0 and saved > wasted
+
+    def _drafted_after(self, current: _Pass, rows: Rows, starts: np.ndarray, own: np.ndarray) -> list[Decided]:
+        """Let drafters launch drafts after `current`; `own` are the indices of `rows` in it. Those who want to know
+        the verdict."""
         methods = self._methods()
-        if methods and self._last is not None:
-            taps, roots = self._last.taps, self._last.roots
-            counts, picks = roots.positions - rows.positions[starts], picks_of(table).astype(np.int32)
-            for method in methods:
-                method(Verdict(roots, starts, counts, picks, taps, states))
+        if not methods:
+            return []
+        pending = None
+        if current.number == self._passes.num_launched:  # otherwise its picks have been overwritten on the device
+            pending = Pending(rows, starts, own, self._picks, current.taps, current.states, self._verdicts)
+        self._current = current
+        decided = [tell for method in methods if (tell := method(pending)) is not None]
+        self._current = None
+        return decided
 
     def verify(self, drafts: Tensor, draws: Draws | None) -> Told | None:
         """Launch the pass that verifies `drafts`, which the host does not know yet: a chain for each request of the
@@ -247,11 +258,50 @@ class Foreseen:
             begun = self._next = self._begun(rows, cache, last.taps, asked, is_foreseen=True)
         except Exception:  # it will be raised when the engine asks for that pass; the draft has not failed
             return None
+        return self._verifying(begun, count, levels)
+
+    def verify_after(self, pending: Pending, draft: Draft, draws: Draws | None) -> Told | None:
+        """Launch the pass that verifies `draft`, which follows from a pass that a drafter was just given as pending.
+
+        Args:
+            draws: how the draft before it was drawn, with the keys of twice as many draws and two more; None for the
+                most probable tokens.
+        """
+        current, (levels, count) = self._current, draft.tokens.shape
+        cache = None if current is None else current.cache()
+        template = pass_template(pending, levels)
+        if current is None or cache is None or self._next is not None or template is None:
+            return None
+        asked = questions_of(draws, count, levels)
+        if asked is None or not self._passes.fits(template) or self._backoff.passes_over():
+            return None
+        advance = self._verdicts.pass_after(template, draft, cache.spare_slot, self._max_positions)
+        keys = None if draft.keys is None else draft.keys[:, : levels + 1].reshape(-1)
+        try:
+            begun = self._next = self._begun(
+                template, cache, current.taps, asked, is_foreseen=True, advance=advance, keys=keys
+            )
+        except Exception:  # as in `verify`
+            return None
+
+        def learn(roots: Roots, counts: np.ndarray, _: np.ndarray) -> bool:
+            rows = chains_after(roots, levels, self._max_positions)
+            questions = questions_of(None if draws is None else draws_after(draws, counts), count, levels)
+            if rows is None or questions is None:
+                return False
+            begun.rows, begun.questions = rows, questions
+            return True
+
+        begun.learn = learn
+        return self._verifying(begun, count, levels)
+
+    def _verifying(self, begun: _Pass, count: int, levels: int) -> Told:
+        """Count a pass that verifies chains of `levels` drafts; what is to be told these."""
         begun.has_drafts = True
         self.num_foreseen += 1
 
         def told(tokens: np.ndarray) -> None:
-            rows.token_ids.reshape(count, levels + 1)[:, 1:] = tokens
+            begun.rows.token_ids.reshape(count, levels + 1)[:, 1:] = tokens
 
         return told
 
@@ -272,9 +322,9 @@ class Foreseen:
 
     def _begun(
         self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions, is_foreseen: bool = False,
-        advance: Advance | None = None,
+        advance: Advance | None = None, keys: Tensor | None = None,
     ) -> _Pass:  # fmt: skip
-        table, states = self._launch(rows, cache, taps, questions, is_foreseen=is_foreseen, advance=advance)
+        table, states = self._launch(rows, cache, taps, questions, is_foreseen=is_foreseen, advance=advance, keys=keys)
         number, fetched = self._passes.num_launched, self._fetch(table)
         return _Pass(rows, taps, questions, ref(cache), cache.changes, number, fetched, states)
 
@@ -304,7 +354,14 @@ class Foreseen:
         following, asked = chains_after(roots, 0, self._max_positions), [each.following() for each in questions]
         if following is None or None in asked or not self._has_recorded(following, cache, current.taps):
             return None
-        return self._begun(following, cache, current.taps, cast(Questions, asked), is_foreseen=True)
+        begun = self._begun(following, cache, current.taps, cast(Questions, asked), is_foreseen=True)
+
+        def learn(_: Roots, counts: np.ndarray, picks: np.ndarray) -> bool:
+            following.token_ids[:] = picks
+            return True
+
+        begun.learn = learn
+        return begun
 
     def _begun_with_drafts(
         self, current: _Pass, rows: Rows, own: np.ndarray, cache: CudaKVCache, lookups: Lookups, drafts: int,
@@ -326,7 +383,16 @@ class Foreseen:
 
         asked = [LARGEST] * len(template.slots)
         begun = self._begun(template, cache, current.taps, asked, is_foreseen=True, advance=advance)
-        begun.has_drafts, begun.lines = True, fetched[0]
+
+        def learn(*_: object) -> bool:
+            [lines] = fetched[0].wait()
+            tokens, positions, slots = lines[:, : len(template.slots)]
+            begun.rows = replace(
+                template, token_ids=tokens, positions=positions, slots=slots, natural_lengths=positions + 1
+            )
+            return True
+
+        begun.has_drafts, begun.learn = True, learn
         return begun
 
 

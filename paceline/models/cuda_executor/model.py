@@ -30,6 +30,7 @@ from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below
 from paceline.models.cuda_executor.passes import Advance, CudaKVCache, Launched, Passes
 from paceline.models.cuda_executor.peers import Peers
 from paceline.models.cuda_executor.staging import LARGEST
+from paceline.models.cuda_executor.verdicts import Draft, Pending
 from paceline.models.dtypes import activations_beside_blocks
 from paceline.models.torch_executor.device_states import DeviceStates
 from paceline.models.torch_executor.model import (
@@ -147,8 +148,9 @@ class CudaModel(TorchModel):
     def _foresee(self) -> Foreseen:
         fetch = Fetch(self._stage.device)
         return Foreseen(
-            self._launch_drawn, self._has_recorded, self.passes, fetch, self.config.max_position_embeddings, self.picks
-        )
+            self._launch_drawn, self._has_recorded, self.passes, fetch, self.config.max_position_embeddings, self.picks,
+            kernels=self.attention == "triton",
+        )  # fmt: skip
 
     def _has_recorded(self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...]) -> bool:
         return self.passes.has_recorded(rows, cache, self._name(taps))
@@ -219,11 +221,13 @@ class CudaModel(TorchModel):
 
     def _launch_drawn(
         self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Sequence[Question], *,
-        is_foreseen: bool = False, advance: Advance | None = None,
+        is_foreseen: bool = False, advance: Advance | None = None, keys: Tensor | None = None,
     ) -> tuple[Tensor, DeviceStates | None]:  # fmt: skip
         """Start a pass; the table of answers on the device, whose picks the next pass can begin with (`launch`), and
-        the taps' states."""
+        the taps' states. Noise `keys` [K] on the device replace those of the questions."""
         wide = self._wide(questions)
+        if wide is not None and keys is not None:
+            wide = wide.with_keys(keys)
         launched = self.launch(rows, cache, taps, is_foreseen=is_foreseen, advance=advance)
         table = self._answers(launched.logits, launched.peaks, wide)
         if wide is not None:
@@ -255,8 +259,13 @@ class CudaModel(TorchModel):
         """See `Foreseen.verify`."""
         return self._foreseen.verify(drafts, draws)
 
+    @torch.inference_mode()
+    def verify_after(self, pending: Pending, draft: Draft, draws: Draws | None) -> Told | None:
+        """See `Foreseen.verify_after`."""
+        return self._foreseen.verify_after(pending, draft, draws)
+
     def expect_drafts(self, follow: Follow | None = None) -> None:
-        """`verify_early` will be called, and `follow`, a method, is told the verdict of each pass of chains."""
+        """`verify_early` will be called, and `follow`, a method, for each pass of chains; see `Foreseen.follow`."""
         self._foreseen.verifies_early = True
         if follow is not None:
             self._foreseen.follow(follow)

@@ -25,6 +25,8 @@ Compute = Callable[[PagedRows, int, Sequence[Tensor]], Outputs]
 """(rows, number of logit rows, input tensors [rows, n]) to logits [logit rows, n] and other outputs."""
 Advance = Callable[[Tensor, int], None]
 """Changes packed rows in place, given their padded number."""
+AdvanceChain = Callable[[Tensor, int, int], None]
+"""Changes the packed rows of a chain in place, given the padded numbers of rows and of those of each level."""
 Begin = Callable[[PagedRows, Tensor, Sequence[Tensor]], Outputs]
 """(rows, indices [n] of some, inputs of all) to logits [n, columns] and states [n, ..] of those."""
 Below = Callable[[PagedRows, Tensor, Sequence[Tensor]], Outputs]
@@ -147,6 +149,10 @@ class Passes:
         """Whether a pass over `rows` can be run as a graph."""
         return self.records and self._staging.fits(rows)
 
+    def fit_chain(self, rows: Rows, num_levels: int) -> bool:
+        """Whether `rows` and `num_levels` levels after them can be run as a graph."""
+        return self.records and self._staging.fits_chain(rows, num_levels)
+
     def has_recorded(self, rows: Rows, cache: CudaKVCache, name: tuple) -> bool:
         """Whether there is a graph for a pass over `rows`, so that `run` executes it only once.
 
@@ -161,7 +167,7 @@ class Passes:
 
     def chain(
         self, rows: Rows, cache: CudaKVCache, name: tuple, begin: Begin, num_tokens: int, below: Below, picks: Picks,
-        fed: Sequence[Tensor] = (),
+        fed: Sequence[Tensor] = (), advance: AdvanceChain | None = None,
     ) -> Tensor:  # fmt: skip
         """[2, levels, requests] float64: chains of `num_tokens` tokens after the logit rows of `rows`, and the largest
         probabilities, valid until the next chain; all as one graph.
@@ -171,13 +177,14 @@ class Passes:
             begin: the pass over `rows`.
             below: a pass over one level.
             picks: of tokens, with draws for the logit rows.
+            advance: changes the packed rows on the device before that; only for rows that `fit_chain`.
         """
         size, num_levels = len(rows.logit_rows), num_tokens - 1
         self._count(cache)
         with on_device(self.device):
             how = (cache.spare_slot, self._tile, num_splits(rows, num_levels))
-            if self.records and self._staging.fits_chain(rows, num_levels):
-                table = self._chained(rows, num_levels, how, cache, name, begin, below, picks, fed)
+            if self.fit_chain(rows, num_levels):
+                table = self._chained(rows, num_levels, how, cache, name, begin, below, picks, fed, advance)
             else:
                 placed, lower = self._staging.place_chain_apart(rows, num_levels, *how)
                 given = [one.to(self.device) for one in fed]
@@ -186,11 +193,13 @@ class Passes:
 
     def _chained(
         self, rows: Rows, num_levels: int, how: tuple[int, int, int], cache: CudaKVCache, name: tuple,
-        begin: Begin, below: Below, picks: Picks, fed: Sequence[Tensor],
+        begin: Begin, below: Below, picks: Picks, fed: Sequence[Tensor], advance: AdvanceChain | None,
     ) -> Tensor:  # fmt: skip
         """The table of `_picked`, possibly with padding rows."""
         placed, lower = self._staging.place_chain(rows, num_levels, *how)
         bucket, own = cast(int, chain_bucket(rows)), cast(int, bucket_of(len(rows.logit_rows)))
+        if advance is not None:
+            advance(self._staging.packed, bucket, own)
         drawn = () if picks.draws is None else (picks.draws,)
 
         def compute(static: Sequence[Tensor]) -> Outputs:

@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from paceline.models.cuda_executor.kernels import attention, blocks, ends, entries, lookups, products, races
+from paceline.models.cuda_executor.kernels import attention, blocks, ends, entries, lookups, products, races, verdicts
 
 PLACES = ("first_page", "natural_lengths", "lengths", "first_branch", "tile_rows", "tile_sizes", "flat")
 SUMS = {"mixed": "*fp32", "peaks": "*fp32", "totals": "*fp32"}
@@ -92,6 +92,11 @@ def kernels(kind: str, bytes_each: int, waits: bool):
             "FLAT": 10, "ROWS": lookups._ROWS, "LONGEST": 3, "SHORTEST": 1, "EARLIEST": earliest, "PAGE": 16,
             "BLOCK": lookups._BLOCK,
         }, two  # fmt: skip
+    verdict = dict.fromkeys(("packed", "picks", "accepted", "roots"), "*i32") | {"drafts": "*fp64"}
+    numbers = ("num_rows", "num_below", "num_tokens", "num_levels", "width", "spare_slot", "longest", "size")
+    verdict |= dict.fromkeys((*numbers, "level_stride", "request_stride"), "i32")
+    for kernel in (verdicts._continue_chain, verdicts._continue_pass):
+        yield kernel, verdict, {"FLAT": 10, "ROWS": verdicts._ROWS, "PAGE": 16}, {"num_warps": 1}
     matrix = {"codes": "*u8", "scales": "*fp16", "shifts": "*fp16", "values": "*fp32"}
     for halves, table, gate, parts in ((True, False, 1, False), (False, False, 0, True), (True, True, 0, False)):
         own = blocks.block_tile(8960, 1536, in_parts=parts).options()

@@ -155,7 +155,7 @@ def test_a_pass_that_fails_ahead_fails_nobody_before_it_is_asked_for(model, monk
     cache, rows = begun(model)
     texts, launch = plain_texts(2), model._foreseen._launch
 
-    def fails_ahead(*given, is_foreseen=False, advance=None):
+    def fails_ahead(*given, is_foreseen=False, advance=None, keys=None):
         if is_foreseen:
             raise RuntimeError("out of memory")
         return launch(*given)

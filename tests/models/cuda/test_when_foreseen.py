@@ -32,10 +32,10 @@ class Steps:
             Fetch(CPU),
             512,
             torch.zeros(8, dtype=torch.int32),
-            lambda: self.now,
+            clock=lambda: self.now,
         )
 
-    def _launch(self, rows, cache, taps, questions, *, is_foreseen=False, advance=None):
+    def _launch(self, rows, cache, taps, questions, *, is_foreseen=False, advance=None, keys=None):
         self._passes.num_launched += 1
         cache.changes += 1
         cache.graphs["only"] = (lambda: ()), ()

@@ -48,8 +48,10 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
         made = _PAGED[shape](record, net, kind, model.attention, capture)
     made.kernels = model.chain_kernels
     if model.records_passes:
-        made.verify = model.verify_early
-        model.expect_drafts(made.ahead.follow if isinstance(made, CudaAutoregressiveNet) else None)
+        made.verify, follow = model.verify_early, None
+        if isinstance(made, CudaAutoregressiveNet):
+            made.verify_after, follow = model.verify_after, made.ahead.follow
+        model.expect_drafts(follow)
     return made
 
 

@@ -22,8 +22,9 @@ from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, o
 from paceline.models.cuda_executor.heads.ahead import DraftsAhead
 from paceline.models.cuda_executor.laws.chains import Kernels, Picks, read_draft
 from paceline.models.cuda_executor.paged_rows import PagedRows
-from paceline.models.cuda_executor.passes import CudaKVCache, Passes, fill
+from paceline.models.cuda_executor.passes import AdvanceChain, CudaKVCache, Passes, fill
 from paceline.models.cuda_executor.staging import bucket_of
+from paceline.models.cuda_executor.verdicts import Draft, Pending
 from paceline.models.heads.nets import NetOutput
 from paceline.models.heads.record import HeadRecord
 from paceline.models.states import States
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 Verify = Callable[[Tensor, Draws | None], Told | None]
 """See `Foreseen.verify`."""
+VerifyAfter = Callable[[Pending, Draft, Draws | None], Told | None]
+"""See `Foreseen.verify_after`."""
 
 
 class _Chains(OnDevice):
@@ -83,14 +86,11 @@ class _Chains(OnDevice):
     def _fetch(self) -> Fetch:
         return Fetch(self.device)
 
-    def _begin(self, table: Tensor, draws: Draws | None) -> tuple[Fetched, Told | None]:
-        """Begin to fetch a draft, a table [2, levels, requests] of tokens and probabilities, and to verify it."""
-        fetched = self._fetch(table)
-        return fetched, None if self.verify is None else self.verify(table[0], draws)
-
     def _read(self, table: Tensor, draws: Draws | None) -> ChainDraft:
-        """The draft in such a table; waits for the device."""
-        fetched, told = self._begin(table, draws)
+        """The draft in a table [2, levels, requests] of tokens and probabilities, whose verification begins before it
+        is fetched; waits for the device."""
+        fetched = self._fetch(table)
+        told = None if self.verify is None else self.verify(table[0], draws)
         draft = read_draft(fetched)
         if told is not None:
             told(draft.tokens)
@@ -148,7 +148,13 @@ class _Paged(_Chains, PagedNet):
 
 
 class CudaAutoregressiveNet(_Paged, TorchAutoregressiveNet):
-    """See `AutoregressiveNet`."""
+    """See `AutoregressiveNet`.
+
+    Attributes:
+        verify_after: is given every draft that is launched before the host knows the verdict on the one before.
+    """
+
+    verify_after: VerifyAfter
 
     def project(self, taps: States) -> "Unprojected":
         """See `AutoregressiveNet.project`; the result stays on the device, and is computed where it is read."""
@@ -175,22 +181,48 @@ class CudaAutoregressiveNet(_Paged, TorchAutoregressiveNet):
         """See `DraftsChains.draft_chains`, and `forward` for `hidden`: one graph for the rows and the loop."""
         own = cast(CudaKVCache, cache)
         known = None if self.verify is None else self.ahead.take(rows, own, num_tokens, draws)
-        return known or self._read(self.launch_chains(rows, hidden, own, num_tokens, draws), draws)
+        return known or self._read(self.launch_chains(rows, hidden, own, num_tokens, self._picks(draws)), draws)
 
     @cached_property
     def ahead(self) -> DraftsAhead:
         """The drafts that are launched before the engine asks for them."""
+        return DraftsAhead(self.record.config.taps, self.launch_after)
 
-        def launch(rows: Rows, taps: States, cache: CudaKVCache, num_tokens: int, draws: Draws | None) -> Tensor:
-            return self.launch_chains(rows, self.project(taps), cache, num_tokens, draws)
+    @torch.inference_mode()
+    def launch_after(
+        self, pending: Pending, template: Rows, taps: States, cache: CudaKVCache, num_tokens: int, draws: Draws | None
+    ) -> tuple[Fetched, Told | None]:
+        """Launch the draft after a pass that the host does not know the picks of, and the pass that verifies it.
 
-        return DraftsAhead(self.record.config.taps, launch, self._begin)
+        Args:
+            template: see `chain_template`, with the pass's `taps`.
+            cache, num_tokens: as of `draft_chains`.
+            draws: of the draft before.
+
+        Raises:
+            RuntimeError: the rows do not fit a graph.
+        """
+        num_levels, verdicts = num_tokens - 1, pending.verdicts
+        if not self._passes.fit_chain(template, num_levels):
+            raise RuntimeError(f"{len(template.slots)} rows do not fit a graph")
+        longest, picks = self.layer.max_position_embeddings, self._picks(draws)
+        complete = verdicts.chain_after(template, pending.picks, num_levels, cache.spare_slot, longest)
+
+        def advance(packed: Tensor, num_rows: int, num_below: int) -> None:
+            complete(packed, num_rows, num_below)
+            if picks.keys is not None:
+                picks.keys[:, : num_tokens + 1] = verdicts.keys_after(picks.keys, num_tokens + 1)
+
+        table = self.launch_chains(template, self.project(taps), cache, num_tokens, picks, advance)
+        fetched = self._fetch(table)
+        return fetched, self.verify_after(pending, Draft(table[0], picks.keys), draws)
 
     def launch_chains(
-        self, rows: Rows, hidden: States, cache: KVCache, num_tokens: int, draws: Draws | None = None
-    ) -> Tensor:
+        self, rows: Rows, hidden: States, cache: KVCache, num_tokens: int, picks: Picks,
+        advance: AdvanceChain | None = None,
+    ) -> Tensor:  # fmt: skip
         """As `draft_chains`, without waiting: [2, levels, requests], see `Passes.chain`."""
-        own, picks = cast(CudaKVCache, cache), self._picks(draws)
+        own = cast(CudaKVCache, cache)
         name, given, read_by = self._given(hidden)
 
         def begin(placed: PagedRows, asked: Tensor, static: Sequence[Tensor]) -> Outputs:
@@ -199,7 +231,7 @@ class CudaAutoregressiveNet(_Paged, TorchAutoregressiveNet):
             return self._scored(read[last]), fed[last]
 
         below = partial(self._below, cache=own)
-        return self._passes.chain(rows, own, name, begin, num_tokens, below, picks, [given])
+        return self._passes.chain(rows, own, name, begin, num_tokens, below, picks, [given], advance)
 
     def _started(self, rows: Rows, hidden: States, cache: CudaKVCache) -> Outputs:
         name, given, read_by = self._given(hidden)

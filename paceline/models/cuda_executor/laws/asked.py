@@ -1,7 +1,7 @@
 """`Wide`: the questions about the rows of one pass as tensors on the device."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
@@ -132,6 +132,11 @@ class Wide:
     places: Tensor
     edits: RowEdits | None
     sampled: Sampled | None
+
+    def with_keys(self, keys: Tensor) -> "Wide":
+        """The same questions with the noise `keys`, one for each row of logits."""
+        own = self.sampled
+        return self if own is None else replace(self, sampled=replace(own, keys=keys[self.places[own.places]]))
 
     @property
     def is_race(self) -> bool:

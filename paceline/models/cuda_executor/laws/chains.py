@@ -73,6 +73,11 @@ class Picks:
         return cls(ids, send(packed(draws)), truncates, kernels)
 
     @property
+    def keys(self) -> Tensor | None:
+        """[rows, levels or more] the noise of draws, a view."""
+        return None if self.draws is None else self.draws[:, _NUM_OPTIONS:]
+
+    @property
     def form(self) -> tuple[bool, bool]:
         """Equal for picks that the same kernels make."""
         return self.draws is not None, self.truncates
