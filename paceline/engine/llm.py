@@ -114,14 +114,14 @@ class LLM:
     def engines_in_flight(self) -> list[Engine]:
         """Engines to run concurrently: one per pipeline stage, sharing weights, `max_num_seqs` and cache memory.
 
-        Only one where the model drafts (each engine would load its own drafter) or where the cache is too small to hold
-        one request for each.
+        Only one where the model drafts (each engine would load its own drafter), where the cache is too small to hold
+        one request for each, or where the executor has one step in flight.
         """
-        config = self._config
+        config, model = self._config, self._loaded.model
         room = self._engine.scheduler.pool.num_pages * PAGE_SIZE
         longest = config.max_model_len or PAGE_SIZE
         count = min(config.pipeline_parallel_size, config.max_num_seqs, room // longest)
-        if count < 2 or self.speculative is not None:
+        if count < 2 or self.speculative is not None or not isinstance(model, RunsInParts):
             return [self._engine]
         share = replace(
             config,
@@ -130,8 +130,7 @@ class LLM:
             kv_cache_memory_bytes=self._engine.cache.num_bytes // count,
         )
         del self._engine
-        if isinstance(self._loaded.model, RunsInParts):
-            self._loaded.model.keep_passes_whole()
+        model.keep_passes_whole()
         engines = [build_engine(self._loaded, share, None) for _ in range(count)]
         self._engine = engines[0]
         self._limit_prompts(share)
