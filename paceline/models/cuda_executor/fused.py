@@ -47,11 +47,11 @@ class Fused:
         for name, layer in stack.layers.items():
             stack.layers[name] = _fused_layer(cast(Layer, layer), peers)
         layers = list(stack.layers.values())
-        table = stack.embedding if stack.head is None else stack.head
-        self._widens = all_of(FusedLayer, layers) and isinstance(stack.norm, RMSNorm)
+        self._widens = all_of(FusedLayer, layers) and (stack.norm is None or isinstance(stack.norm, RMSNorm))
         self._is_plain = self._widens and all(cast(FusedLayer, layer).is_plain for layer in layers)
         if isinstance(stack.norm, RMSNorm):
             stack.norm = FusedNorm(stack.norm)
+            table = stack.embedding if stack.head is None else stack.head
             if type(table) in (nn.Linear, VocabularyParallelEmbedding, BlockLinear, BlockEmbedding):
                 stack.head = FusedHead(cast(Weights, table.weight), self._narrows)  # type: ignore[assignment]
 
@@ -73,17 +73,20 @@ class Fused:
     ) -> tuple[Tensor, Taps]:  # fmt: skip
         """(logits [K, vocab] of the rows `asked` [K], taps) of embedded rows x [M, hidden].
 
-        Hidden states between layers are float32 if all layers and norms are fused.
+        A stage without the last layer returns its hidden states [M, hidden] in place of logits, and one without the
+        first is given those before its layers. Between layers they are float32 if all layers and norms are fused.
 
         Args:
             out: buffer for logits.
         """
-        x = x.float() if self._widens else x
+        x = x.float() if self._widens else x.to(stage.dtype)
         to_add, tapped, norm = (), {}, cast(FusedNorm, self._stack.norm)
-        if self._is_plain and self._narrows(len(x), norm.weight.dtype):
+        if self._is_plain and self._narrows(len(x), stage.dtype):
             x, to_add, tapped = self._run_narrow(stage, x, step, taps)
         else:
             x, tapped = stage.run_layers(x, step, taps)
+        if not stage.shard.is_last:
+            return self._added(x, *to_add), tapped
         if self._is_plain and not {NORMED, stage.shard.config.num_hidden_layers}.intersection(taps):
             return self._logits(norm.after(x, *to_add, asked=asked)[1], out), tapped
         x, normed = norm.after(x, *to_add) if self._widens else (x, norm(x))
@@ -100,8 +103,13 @@ class Fused:
             x, normed = layer.attention_norm.after(x, *to_add)
             if number in taps:
                 tapped[number] = x
-            x, to_add = layer.unsummed(x, normed, number, step)
+            x, to_add = layer.unsummed(x, normed, number - stage.shard.layers.start, step)
         return x, to_add, tapped
+
+    def _added(self, x: Tensor, *to_add: Tensor | None) -> Tensor:
+        """Hidden states with what must be added to them, in the order in which the next layer's norm would."""
+        layer = next(iter(self._stack.layers.values()))
+        return cast(FusedLayer, layer).attention_norm.after(x, *to_add)[0] if to_add else x
 
     def _logits(self, x: Tensor, out: Tensor | None) -> Tensor:
         head, config = self._stack.head, self._stack.config

@@ -40,7 +40,6 @@ from paceline.models.torch_executor.model import (
     TorchModel,
     check_rows,
     fetched,
-    last_taps,
     usable_device,
 )
 from paceline.sampling.answered import Question
@@ -58,10 +57,11 @@ class CudaModel(TorchModel):
         deterministic: use matrix products with a fixed order of summation, so that a row's logits are bitwise the same
             in every batch; slower. Otherwise the order, and so the last digits of logits, depend on the number of rows.
         capture: creates graphs; by default `graphs_of` the device.
-        peers: the ranks that share its layers; this model is then one rank's shard, and all ranks must run the same
-            passes. By default there is one rank.
+        peers: the other ranks; this model is then one rank's shard, and all ranks must run the same passes. By default
+            there is one rank.
 
     Attributes:
+        layers: numbers of the layers that a pass runs, on all ranks together.
         picks: [LARGEST] int32 on the device, the picks of the latest pass by logit row.
         chain_kernels: for the tokens of chains; None without Triton.
 
@@ -81,6 +81,7 @@ class CudaModel(TorchModel):
         peers: Peers | None = None,
     ) -> None:
         self.deterministic, self.peers = deterministic, peers or Peers()
+        self.layers = tuple(range(checkpoint.config.num_hidden_layers))
         super().__init__(checkpoint, device, dtype)
         on, config = self._stage.device, checkpoint.config
         self.attention: AttentionName = choose_attention(attention, on)
@@ -135,15 +136,21 @@ class CudaModel(TorchModel):
     def with_layers(self, layers: Sequence[int]) -> "CudaModel":
         """See `SkipsLayers`."""
         view = cast(CudaModel, super().with_layers(layers))
+        view.layers = tuple(layers)
         view._foreseen = view._foresee()
         return view
 
     def page_attention(self, rows: Rows, cache: KVCache) -> np.ndarray:
-        """See `WeighsPages`. It uses PyTorch's attention: keys that it rewrites may differ in their last digit."""
+        """See `WeighsPages`; of several ranks each returns its part of a sum over their layers, the mean of its heads.
+
+        It uses PyTorch's attention: keys that it rewrites may differ in their last digit.
+        """
         assert isinstance(cache, CudaKVCache)
         cache.changes += 1
-        with on_device(self._stage.device):
-            return super().page_attention(rows, cache)
+        with on_device(self._stage.device), torch.inference_mode():
+            x, sums = self._stage.weigh_pages(self._begun(rows), rows, cache)
+            self.peers.after(x)
+        return sums / len(self.layers)
 
     def _foresee(self) -> Foreseen:
         fetch = Fetch(self._stage.device)
@@ -157,7 +164,7 @@ class CudaModel(TorchModel):
 
     def _name(self, taps: tuple[int, ...]) -> tuple:
         """Key of the graphs of passes of these layers with these taps."""
-        return taps, tuple(self._stage.running)
+        return taps, self.layers
 
     def new_cache(self, num_pages: int) -> CudaKVCache:
         """An empty cache of `num_pages` pages."""
@@ -251,8 +258,7 @@ class CudaModel(TorchModel):
         def below(placed: PagedRows, tokens: Tensor, _: Sequence[Tensor]) -> Outputs:
             return self._through(tokens, placed, own, (), torch.arange(len(tokens), device=tokens.device), None)
 
-        name = (tuple(self._stage.running),)
-        return read_draft(self._fetch(self.passes.chain(rows, own, name, begin, num_tokens, below, picks)))
+        return read_draft(self._fetch(self.passes.chain(rows, own, (self.layers,), begin, num_tokens, below, picks)))
 
     @torch.inference_mode()
     def verify_early(self, drafts: Tensor, draws: Draws | None) -> Told | None:
@@ -294,9 +300,9 @@ class CudaModel(TorchModel):
         """
         cache = self._checked(None if is_foreseen else rows, cache, taps)
         if self.attention == "sdpa":
-            share, tapped = self._scored(rows, cache, taps)
-            logits = self.peers.whole(share, None)
-            return Launched(logits, _side_by_side(tapped, taps), peaks_of(logits))
+            found, tapped = self._scored(rows, cache, taps)
+            logits = self.peers.whole(found, len(rows.logit_rows), None)
+            return Launched(logits, self.peers.states(tapped, taps, len(rows.token_ids)), peaks_of(logits))
         num_asked = len(rows.logit_rows)
         logits, peaks, *states = self.passes.run(
             rows,
@@ -348,20 +354,19 @@ class CudaModel(TorchModel):
         """Logits [K, vocab] of the rows `asked` [K], in `out` where possible, and with taps their states."""
         with row_invariant(self._stage.device) if self.deterministic else nullcontext():
             stage, attend = self._stage, attention_over(self.attention, placed)
-            x, where = self._embedded(tokens, placed.positions), (placed.positions, placed.slots, attend, cache)
+            x, where = self.peers.before(len(tokens)), (placed.positions, placed.slots, attend, cache)
+            x = self._embedded(tokens, placed.positions) if x is None else x
             if self._fused is None:
-                x, tapped = stage.run_layers(x, stage.pass_over(*where), taps)
-                normed, logits = stage.finish(x, asked)
-                tapped |= last_taps(self.config, taps, x, normed)
+                ran = stage.run_layers(x.to(stage.dtype), stage.pass_over(*where), taps)
+                found, tapped = stage.finished(*ran, taps, asked)
             else:
                 step = stage.pass_over(*where, self._fused.row_angles)
-                own = out if self.peers.shard is None else None
-                logits, tapped = self._fused.run(stage, x, step, taps, asked, own)
-            logits = self.peers.whole(logits, out)
-        states = _side_by_side(tapped, taps)
+                own = out if stage.shard.tensor_size == 1 else None
+                found, tapped = self._fused.run(stage, x, step, taps, asked, own)
+            logits = self.peers.whole(found, len(asked), out)
+        states = self.peers.states(tapped, taps, len(tokens))
         return (logits,) if states is None else (logits, states)
 
-
-def _side_by_side(tapped: Taps, taps: tuple[int, ...]) -> Tensor | None:
-    """[M, taps * hidden] the states of `taps`; None where there are no taps."""
-    return torch.cat([tapped[tap] for tap in taps], dim=1) if taps else None
+    def _begun(self, rows: Rows) -> Tensor:
+        x = self.peers.before(len(rows.token_ids))
+        return self._stage.embed(rows) if x is None else x.to(self._stage.dtype)

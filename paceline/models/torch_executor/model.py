@@ -107,9 +107,9 @@ class Stage:
         return TorchKVCache(self.shard.narrowed(), num_pages, self.device, self.dtype)
 
     def with_layers(self, layers: Sequence[int]) -> "Stage":
-        """A stage with the same weights that runs only `layers`, which must belong to the shard."""
+        """A stage with the same weights that runs only those of `layers` that the shard has."""
         view = copy.copy(self)
-        view.running = layers
+        view.running = [layer for layer in layers if layer in self.shard.layers]
         return view
 
     def embed(self, rows: Rows) -> Tensor:
@@ -124,18 +124,18 @@ class Stage:
         """Hidden states [M, hidden] after the shard's layers, and the inputs of the layers in `taps`."""
         return self.run_layers(x, self._pass(rows, cache, SegmentAttention(self._views(rows))), taps)
 
-    def page_attention(self, rows: Rows, cache: TorchKVCache) -> np.ndarray:
-        """[M, max_pages]: see `WeighsPages`."""
+    def weigh_pages(self, x: Tensor, rows: Rows, cache: TorchKVCache) -> tuple[Tensor, np.ndarray]:
+        """(As `run`, [M, max_pages] float32 as of `WeighsPages`, but sums over the layers)."""
         views = self._views(rows)
         weights = [torch.zeros(len(view.rows), len(view.slots), device=self.device) for view in views]
-        self.run_layers(self.embed(rows), self._pass(rows, cache, SegmentAttention(views, weights)), ())
+        x, _ = self.run_layers(x, self._pass(rows, cache, SegmentAttention(views, weights)), ())
         shares = np.zeros((len(rows.token_ids), rows.page_tables.shape[1]), np.float32)
         for view, sums in zip(views, weights, strict=True):
             members, pages = view.rows.cpu().numpy(), view.slots.cpu().numpy() // PAGE_SIZE
             table = rows.page_tables[rows.segments[members[0]]]
             in_page = pages[:, None] == table[None]
-            shares[members] = sums.cpu().numpy() @ in_page / len(self.running)
-        return shares
+            shares[members] = sums.cpu().numpy() @ in_page
+        return x, shares
 
     def pass_over(
         self, positions: Tensor, slots: Tensor, attend: Attends, cache: TorchKVCache,
@@ -160,6 +160,18 @@ class Stage:
         assert self.stack.norm is not None
         x = self.stack.norm(x)
         return x, self.stack.logits(x[self._tensor(logit_rows)])
+
+    def finished(
+        self, x: Tensor, tapped: Taps, taps: tuple[int, ...], logit_rows: np.ndarray | Tensor
+    ) -> tuple[Tensor, Taps]:  # fmt: skip
+        """(logits as of `finish`, `tapped` and the taps after the last layer) of the outputs of `run`.
+
+        A stage without the last layer has no logits and returns these outputs.
+        """
+        if not self.shard.is_last:
+            return x, tapped
+        normed, logits = self.finish(x, logit_rows)
+        return logits, tapped | last_taps(self.shard.config, taps, x, normed)
 
     def _views(self, rows: Rows) -> list[SegmentView]:
         return segment_views(rows, self.device, self._windows)
@@ -214,7 +226,7 @@ class TorchModel:
     def page_attention(self, rows: Rows, cache: KVCache) -> np.ndarray:
         """See `WeighsPages`."""
         assert isinstance(cache, TorchKVCache)
-        return self._stage.page_attention(rows, cache)
+        return self._stage.weigh_pages(self._begun(rows), rows, cache)[1] / len(self._stage.running)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
@@ -229,10 +241,12 @@ class TorchModel:
         return fetched(*self._scored(rows, cache, taps))
 
     def _scored(self, rows: Rows, cache: TorchKVCache, taps: tuple[int, ...]) -> tuple[Tensor, Taps]:
-        """Logits [K, vocab] and taps on the device."""
-        x, tapped = self._stage.run(self._stage.embed(rows), rows, cache, taps)
-        normed, logits = self._stage.finish(x, rows.logit_rows)
-        return logits, tapped | last_taps(self.config, taps, x, normed)
+        """Logits [K, vocab] and taps on the device; see `Stage.finished`."""
+        return self._stage.finished(*self._stage.run(self._begun(rows), rows, cache, taps), taps, rows.logit_rows)
+
+    def _begun(self, rows: Rows) -> Tensor:
+        """[M, hidden]: what the first layer is given."""
+        return self._stage.embed(rows)
 
 
 def fetched(logits: Tensor, taps: Taps) -> ForwardOutput:

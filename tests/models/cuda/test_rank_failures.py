@@ -19,7 +19,7 @@ from tests.fakes import RandomCheckpoint, mixture_config, small_config  # noqa: 
 from .batches import TREE, tokens_of  # noqa: E402
 from .threads import on_threads  # noqa: E402
 
-CHECKPOINT = RandomCheckpoint(small_config(num_hidden_layers=1))
+CHECKPOINT = RandomCheckpoint(small_config(num_hidden_layers=2))
 
 
 def test_kernels_over_two_processes_until_one_is_killed():
@@ -48,14 +48,27 @@ def test_kernels_over_two_processes_until_one_is_killed():
     assert not os.path.exists(f"/proc/{pid}")
 
 
-def test_an_error_on_another_rank_is_told_and_ends_the_model():
-    model = on_threads(CHECKPOINT, timeout=2)
+@pytest.mark.parametrize("degrees", [(2, 1), (1, 2)], ids=["shares", "stages"])
+def test_an_error_on_another_rank_is_told_and_ends_the_model(degrees):
+    model = on_threads(CHECKPOINT, timeout=2, degrees=degrees)
     with model.ranks.telling(Command.MOVE, integers(99), integers(1), integers(2)):
         pass
     with pytest.raises(WorkerDied, match="KeyError: 99"):
         model.new_cache(1).read([0])
     with pytest.raises(WorkerDied, match="earlier failure"):
         model.new_cache(1)
+    model.close()
+
+
+def test_a_stage_that_does_not_take_its_turn_in_a_pass_counts_as_dead(monkeypatch):
+    model, rows = on_threads(CHECKPOINT, timeout=1, degrees=(1, 2)), build_rows([Part((0,), 0, tokens_of(3))])
+    cache = model.new_cache(1)
+    model.forward(rows, cache)
+    monkeypatch.setattr(model.peers, "after", lambda x: None)  # the second stage waits for hidden states
+    with pytest.raises(WorkerDied, match="lost another rank"):
+        model.forward(rows, cache)
+    with pytest.raises(WorkerDied, match="earlier failure"):
+        model.forward(rows, cache)
     model.close()
 
 

@@ -5,46 +5,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from paceline.config import EngineConfig, SpeculativeConfig  # noqa: E402
 from paceline.drafters.draft_model import DraftModel  # noqa: E402
-from paceline.engine.build import build_engine  # noqa: E402
 from paceline.errors import InvalidParameter  # noqa: E402
 from paceline.models.base import NORMED, RunsOnRanks  # noqa: E402
 from paceline.models.chains import Draws  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
-from paceline.models.cuda_executor.foreseen import Foreseen  # noqa: E402
 from paceline.models.cuda_executor.parallel import assignment as assignment_module  # noqa: E402
 from paceline.models.cuda_executor.peers import LinkedPeers  # noqa: E402
-from paceline.models.gguf_file import GGUFCheckpoint  # noqa: E402
-from paceline.models.loaded import LoadedModel  # noqa: E402
-from paceline.models.resolve import ModelSource  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.models.torch_executor import TorchModel  # noqa: E402
 from paceline.models.torch_executor.parallel import Layout  # noqa: E402
 from paceline.models.torch_executor.shard import Shard  # noqa: E402
-from paceline.types import SamplingParams  # noqa: E402
-from tests.fakes import ByteTokenizer, RandomCheckpoint, mixture_config, run_to_end, small_config  # noqa: E402
+from tests.fakes import RandomCheckpoint, mixture_config, small_config  # noqa: E402
 from tests.far_device import FAR, far_device  # noqa: E402
 
-from ..tiny import as_gguf, gguf_name  # noqa: E402
 from .batches import TREE, mixed_batch, tokens_of  # noqa: E402
+from .ranks import CHECKPOINT, FAMILIES, HEAD, LAWS, alone, close, in_blocks, texts  # noqa: E402
 from .threads import on_threads  # noqa: E402
-
-CHECKPOINT = RandomCheckpoint(small_config(intermediate_size=256))
-"""A multiple of what torch's activations compute at a time on a CPU, whose last digits differ in the remainder."""
-FAMILIES = {
-    "one key head": small_config("qwen2", num_key_value_heads=1, tie_word_embeddings=False),
-    "gemma": small_config("gemma2", windows=(5, 0, 7), attention_softcap=3.0, logit_softcap=4.0, post_norms=True,
-                          qk_norm=False),
-    "learned": small_config("gpt2", norm="layer", mlp="gelu_tanh", position_embedding="learned", mlp_bias=True,
-                            attention_out_bias=True),
-}  # fmt: skip
-HEAD = "tests.drafters.heads.random_heads:make_random_head"
-CONFIG = EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none", dtype="float32")
-
-
-def alone(checkpoint=CHECKPOINT, **options):
-    return CudaModel(checkpoint, "cpu", "float32", attention="by_position", **options)
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +46,6 @@ def ranks(followers):
 @pytest.fixture(scope="module")
 def one():
     return alone(deterministic=True)
-
-
-def close(ours, theirs):
-    np.testing.assert_allclose(ours, theirs, atol=2e-4, rtol=0)
 
 
 def test_passes_of_every_kind_are_one_ranks(ranks):
@@ -118,12 +91,6 @@ def test_blocks_that_would_be_cut_are_refused(tmp_path):
     checkpoint = in_blocks(RandomCheckpoint(small_config()), tmp_path)
     with pytest.raises(InvalidParameter, match=r"blocks of 32 weights cannot be cut at 0 and 48"):
         on_threads(checkpoint, dtype="gguf")
-
-
-def in_blocks(plain, folder):
-    matrices = [gguf_name(plain.config, name) for name in plain.names() if plain.tensor(name).ndim == 2]
-    storage = {name: ("Q8_0", "Q4_0", "Q4_1")[i % 3] for i, name in enumerate(matrices)}
-    return GGUFCheckpoint(as_gguf(folder / "blocks.gguf", plain, storage=storage))
 
 
 def test_a_row_has_the_same_bits_alone_in_a_batch_and_in_a_tree(ranks):
@@ -177,31 +144,6 @@ def test_caches_of_others_and_rows_outside_are_refused_and_the_model_goes_on(ran
     assert chip.bandwidth > 0 and chip.hop_seconds > 0
     assert ranks.can_share(small_config()) and not ranks.can_share(mixture_config())
     assert ranks.description == "CudaModel on cpu, by_position, deterministic, 2 ranks"
-
-
-@pytest.fixture
-def eager(monkeypatch):
-    """Passes are launched ahead whenever they can be."""
-
-    def expect(self, rows, cache, is_right):
-        self._share, self._host_seconds, self._pass_seconds = 1.0, 1.0, 1.0
-
-    monkeypatch.setattr(Foreseen, "_expect", expect)
-
-
-def texts(model, spec=None, drafter=None, **params):
-    source = ModelSource("random", CHECKPOINT, ByteTokenizer())  # type: ignore[arg-type]
-    spec = SpeculativeConfig("plain", num_draft_tokens=3, policy="fixed") if drafter else SpeculativeConfig.of(spec)
-    engine = build_engine(LoadedModel(source, model), CONFIG, spec, drafter=drafter)
-    for number in range(3):
-        prompt = (tokens_of(4, number) * 4)[: 5 + 4 * number]
-        engine.add_request(str(number), prompt, SamplingParams(max_tokens=16, ignore_eos=True, **params))
-    found = {name: done.outputs[0].token_ids for name, done in run_to_end(engine).items()}
-    assert bool(spec) == (engine.metrics.spec_decode_num_draft_tokens > 0)
-    return found
-
-
-LAWS = {"greedy": {"temperature": 0}, "seeded": {"temperature": 0.8, "seed": 5}}
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -275,5 +217,5 @@ def test_uneven_shares_of_the_vocabulary_are_put_together():
     for rank, share in enumerate(shares):
         out = torch.empty(2, 131)
         peers = LinkedPeers(layout.shard(rank), Others(), False)
-        assert peers.whole(share, out) is out and torch.equal(out, whole)
-    assert peers.whole(shares[1][:0], None).shape == (0, 131)
+        assert peers.whole(share, 2, out) is out and torch.equal(out, whole)
+    assert peers.whole(shares[1][:0], 0, None).shape == (0, 131)

@@ -35,9 +35,9 @@ class ThreadWorkers:
             thread.join(grace)
 
 
-def on_threads(checkpoint, attention="by_position", dtype="float32", timeout=30, **options):
-    """A model over two ranks, one of which is a thread."""
+def on_threads(checkpoint, attention="by_position", dtype="float32", timeout=30, degrees=(2, 1), **options):
+    """A model over two ranks, or those of other degrees (tensor, pipeline), the first of which is this thread."""
     with elsewhere(Elsewhere("127.0.0.1", ThreadWorkers)):
         return launch_model(
-            checkpoint, 2, device="cpu", dtype=dtype, attention=attention, timeout=timeout, **options
+            checkpoint, *degrees, device="cpu", dtype=dtype, attention=attention, timeout=timeout, **options
         )  # fmt: skip

@@ -1,10 +1,10 @@
-"""One model over several GPUs by tensor parallelism: every rank runs the same passes of this executor on its shard.
+"""One model over several GPUs, each with a share of every layer, or with some layers: every rank runs the same passes.
 
-Processes, groups and shards are those of `torch_executor/parallel/`. Not for pipeline stages, which only that executor
-has.
+Processes, groups and shards are those of `torch_executor/parallel/`. Not for several steps in flight, which only that
+executor has.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from paceline.models.checkpoint import Checkpoint
@@ -21,8 +21,11 @@ __all__ = ["CudaAssignment", "LeadingModel", "launch_model", "lead"]
 
 def launch_model(
     checkpoint: Checkpoint,
-    tensor_parallel_size: int,
+    tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
     *,
+    layer_partition: Sequence[int] | None = None,
+    head_share: float = 1.0,
     device: str = "cuda",
     dtype: str = "auto",
     attention: AttentionName = "auto",
@@ -30,22 +33,23 @@ def launch_model(
     num_threads: int | None = None,
     timeout: float = 600.0,
 ) -> LeadingModel:
-    """A `CudaModel` over `tensor_parallel_size` processes, including this one.
+    """A `CudaModel` over `tensor_parallel_size` x `pipeline_parallel_size` processes, including this one.
 
     The others run on this machine, or where the context `elsewhere` starts them.
 
     Args:
         checkpoint: the weights; must be picklable, as readers of files are.
+        layer_partition: layers of each pipeline stage; balanced by default, with `head_share` as of `Layout.of`.
         device: ``cuda``: rank r takes ``cuda:r``; or ``cpu``, for tests.
         dtype, attention, deterministic: as of `CudaModel`.
         num_threads: total threads of all ranks on a CPU; None takes all processors. Sets this process's torch threads.
         timeout: seconds that ranks wait for each other, at the start and in the middle of a pass.
 
     Raises:
-        InvalidParameter: a degree that does not fit the model or the devices, or an option of `CudaModel`.
+        InvalidParameter: degrees that do not fit the model or the devices, or an option of `CudaModel`.
         WorkerDied: a worker could not start; its traceback is in the message.
     """
-    layout = Layout.of(checkpoint.config, tensor_parallel_size)
+    layout = Layout.of(checkpoint.config, tensor_parallel_size, pipeline_parallel_size, layer_partition, head_share)
     devices = devices_of_ranks(device, layout.world_size)
     choice = choose_dtype(dtype, checkpoint, "torch", device)
     make = partial(

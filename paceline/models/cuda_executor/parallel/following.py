@@ -111,24 +111,41 @@ def with_results_of_first(links: Links, picks: Tensor, *, makes_rows: bool, adva
 
 
 def page_attention(model: CudaModel, rows: Rows, cache: CudaKVCache, links: Links) -> np.ndarray:
-    """`CudaModel.page_attention` on every rank: the mean over the heads of all ranks."""
-    own = torch.from_numpy(CudaModel.page_attention(model, rows, cache)).to(model.device)
-    return links.gathered(own).cpu().numpy().mean(axis=0)
+    """`CudaModel.page_attention` on every rank; on rank 0 that of all layers and heads."""
+    own = CudaModel.page_attention(model, rows, cache)
+    parts = [_on_first(own, own.shape, rank, model.device, links) for rank in range(links.layout.world_size)]
+    return np.stack(parts).sum(axis=0) / links.layout.tensor_size
 
 
 def read_from_all(cache: CudaKVCache, slots: Sequence[int], links: Links) -> tuple[np.ndarray, np.ndarray]:
-    """`CudaKVCache.read` on every rank: keys and values of all key heads."""
-    own = torch.from_numpy(np.stack(CudaKVCache.read(cache, slots))).to(cache.keys.device)
-    config, parts = links.shard.config, links.gathered(own).cpu().numpy()
-    whole = np.empty((*own.shape[:3], config.num_key_value_heads, config.head_dim), np.float32)
-    for rank, part in enumerate(parts):
-        whole[:, :, :, links.layout.shard(rank).key_heads] = part
-    return whole[0], whole[1]
+    """`CudaKVCache.read` on every rank; on rank 0 the keys and values of all layers and key heads."""
+    own, config = np.stack(CudaKVCache.read(cache, slots)), links.layout.config
+    shape = config.num_hidden_layers, len(slots), config.num_key_value_heads, config.head_dim
+    keys, values = whole = np.zeros((2, *shape), np.float32)
+    for rank in range(links.layout.world_size):
+        shard = links.layout.shard(rank)
+        part = whole[:, shard.layers.start : shard.layers.stop, :, shard.key_heads]
+        part[:] = _on_first(own, part.shape, rank, cache.keys.device, links)
+    return keys, values
+
+
+def _on_first(own: np.ndarray, shape: tuple[int, ...], rank: int, device: torch.device, links: Links) -> np.ndarray:
+    """On rank 0 the array of `rank`, of this `shape` there; zeros elsewhere.
+
+    Args:
+        own: this rank's, float32.
+    """
+    if links.rank == rank == 0:
+        return own
+    if links.rank == rank:
+        links.hand(torch.from_numpy(own).to(device), 0)
+    return links.receive(shape, torch.float32, rank).cpu().numpy() if links.rank == 0 else np.zeros(shape, np.float32)
 
 
 def write_share(cache: CudaKVCache, slots: np.ndarray, keys: np.ndarray, values: np.ndarray, shard: Shard) -> None:
-    """`CudaKVCache.write` of this rank's part of `keys` and `values`, which have all key heads."""
-    CudaKVCache.write(cache, slots, keys[:, :, shard.key_heads], values[:, :, shard.key_heads])
+    """`CudaKVCache.write` of this rank's part of `keys` and `values`, which have all layers and key heads."""
+    layers, heads = slice(shard.layers.start, shard.layers.stop), shard.key_heads
+    CudaKVCache.write(cache, slots, keys[layers, :, heads], values[layers, :, heads])
 
 
 @torch.inference_mode()

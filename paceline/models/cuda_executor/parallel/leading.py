@@ -51,7 +51,8 @@ class LeadingCache(CudaKVCache):
     @property
     def num_bytes(self) -> int:
         """Bytes on all ranks; key heads that several ranks hold count several times."""
-        return super().num_bytes * self._ranks.layout.tensor_size
+        layout = self._ranks.layout
+        return super().num_bytes * layout.tensor_size * layout.config.num_hidden_layers // len(layout.stages[0])
 
     def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """As `KVCache.move`, on every rank."""
@@ -60,13 +61,13 @@ class LeadingCache(CudaKVCache):
             super().move(sources, destinations)
 
     def read(self, slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """As `KVCache.read`: all key heads, gathered from the ranks."""
+        """As `KVCache.read`: all layers and key heads, gathered from the ranks."""
         told = integers(self.number), integers(*slots)
         with self._ranks.checked(), self._ranks.telling(Command.READ, *told) as links:
             return read_from_all(self, slots, links)
 
     def write(self, slots: Sequence[int] | np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
-        """See `TakesKeys.write`; every rank keeps its key heads."""
+        """See `TakesKeys.write`; every rank keeps those of its layers and key heads."""
         at = np.asarray(slots, np.int32)
         numbers = [np.ascontiguousarray(given, np.float32).view(np.int32).ravel() for given in (keys, values)]
         with self._ranks.telling(Command.WRITE, integers(self.number), at, *numbers) as links:
@@ -88,7 +89,8 @@ class LeadingModel(CudaModel):
     @property
     def description(self) -> str:
         """As `CudaModel.description`, and the number of ranks."""
-        return f"{super().description}, {self.tensor_parallel_size} ranks"
+        stages = len(self.ranks.layout.stages)
+        return f"{super().description}, {self.tensor_parallel_size}{f' x {stages}' if stages > 1 else ''} ranks"
 
     def new_cache(self, num_pages: int) -> LeadingCache:
         """An empty cache of `num_pages` pages, of which every rank holds its part."""
@@ -133,7 +135,7 @@ class LeadingModel(CudaModel):
             return super().draft_chains(rows, own, num_tokens, draws)
 
     def page_attention(self, rows: Rows, cache: KVCache) -> np.ndarray:
-        """As `CudaModel.page_attention`."""
+        """See `WeighsPages`."""
         own = self._own(cache)
         check_rows(self.config, rows, ())
         told = integers(own.number), self._layers, *arrays_of(rows)
@@ -150,7 +152,8 @@ class LeadingModel(CudaModel):
         return self.ranks.layout.can_share(config)
 
     def chip(self, repeats: int = 20) -> Chip:
-        """See `RunsOnRanks`."""
+        """See `RunsOnRanks`; each layer of a pass over one row is taken to need the same time."""
+        layout = self.ranks.layout
         with self.ranks.telling(Command.JOIN, integers(repeats)) as links:
             joining = seconds_of_join(self, links, repeats)
         rows, cache, times = build_rows([Part(range(1), 0, [0])]), self.new_cache(1), []
@@ -158,8 +161,8 @@ class LeadingModel(CudaModel):
             started = time.perf_counter()
             self.forward(rows, cache)
             times.append(time.perf_counter() - started)
-        seconds = statistics.median(times[1:])
-        return measured_chip(self.ranks.layout, seconds, joining, self.num_bytes, self.device.type == "cpu")
+        seconds = statistics.median(times[1:]) * len(layout.stages[0]) / layout.config.num_hidden_layers
+        return measured_chip(layout, seconds, joining, self.num_bytes, self.device.type == "cpu")
 
     def close(self) -> None:
         """End the other ranks. May be called again; afterwards the model cannot be used."""
@@ -183,7 +186,7 @@ class LeadingModel(CudaModel):
     @property
     def _layers(self) -> np.ndarray:
         """Numbers of the layers that this view runs."""
-        return integers(*self._stage.running)
+        return integers(*self.layers)
 
     def _own(self, cache: KVCache) -> LeadingCache:
         if not isinstance(cache, LeadingCache):

@@ -98,11 +98,18 @@ class Links:
             self._peers._allgather_base(found.view(-1), part.view(-1)).wait()
         return found
 
-    def spread(self, tensor: Tensor) -> None:
-        """Overwrite a contiguous `tensor` by that of the first rank of this stage."""
-        if self._peers is not None:
+    def spread(self, tensor: Tensor, rank: int = 0) -> None:
+        """Overwrite a contiguous `tensor` on every rank of the model by that of `rank`."""
+        group = self._peers if len(self.layout.stages) == 1 else self._data
+        if group is not None and tensor.numel():
             with self._reached():
-                self._peers.broadcast(tensor, 0).wait()
+                group.broadcast(tensor, rank).wait()
+
+    def hand(self, tensor: Tensor, rank: int) -> None:
+        """Send a tensor to `rank`, which calls `receive`, and wait until it has taken it; on a GPU the device waits."""
+        if tensor.numel():
+            with self._reached():
+                self._data.send([tensor.contiguous()], rank, 0).wait()
 
     def send(self, tensor: Tensor, rank: int) -> None:
         """Send a tensor to `rank`, which must receive in the order of sending. Returns before it has arrived."""

@@ -55,7 +55,7 @@ class Rank:
             result = self._do(message.command, arrays)
             return lambda: result
         (cache, num_parts), layers, taps, *rows = arrays
-        stage = self._stage.with_layers([i for i in layers.tolist() if i in self._stage.shard.layers])
+        stage = self._stage.with_layers(layers.tolist())
         held = self._caches[int(cache)]
         return self._forward(stage, held, rows_of(rows), int(num_parts), tuple(taps.tolist()))
 
