@@ -100,8 +100,7 @@ class EngineConfig:
             many rows); ``gguf`` does so with the blocks of a GGUF file as they are;
             ``auto`` chooses one that leaves the text as the file has it (`models.dtypes.choose_dtype`).
         executor: ``numba`` (CPU kernels), ``torch`` (every family, any device), ``cuda`` (graphs and kernels for
-            GPUs), or ``auto``: cuda on a CUDA device, torch on others and for pipeline stages, on the CPU numba where
-            it can.
+            GPUs), or ``auto``: cuda on a CUDA device, torch on others, on the CPU numba where it can.
         device: torch device of the torch and cuda executors, e.g. ``cuda:0``. The cuda executor runs on ``cpu`` too,
             slowly, for tests.
         num_threads: threads of a pass; None takes the number of physical cores that the process may use.
@@ -188,9 +187,6 @@ class EngineConfig:
                 raise InvalidParameter(name, problem, f"use one of {', '.join(choice.__args__)}")
         if self.executor == "numba" and self.is_parallel:
             raise InvalidParameter("executor", "'numba' runs in one process", "use torch for a parallel run")
-        if self.executor == "cuda" and self.pipeline_parallel_size > 1:
-            problem = "'cuda' has no pipeline stages"
-            raise InvalidParameter("executor", problem, "use torch, or tensor_parallel_size alone")
         if self.executor == "numba" and self.device != "cpu":
             raise InvalidParameter("device", f"{self.device!r} is no place for the numba executor", "use cpu")
 
@@ -204,7 +200,7 @@ class EngineConfig:
         """The executor to use; ``auto`` means numba, or torch where numba cannot run the model."""
         if self.executor != "auto":
             return self.executor
-        if self.device.startswith("cuda") and self.pipeline_parallel_size == 1:
+        if self.device.startswith("cuda"):
             return "cuda"
         return "auto" if self.device == "cpu" and not self.is_parallel else "torch"
 

@@ -93,21 +93,19 @@ def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progr
 def _parallel_model(checkpoint: Checkpoint, config: EngineConfig, name: str, progress: NamedProgress) -> CausalLM:
     what = f"starting {config.tensor_parallel_size} x {config.pipeline_parallel_size} processes for {name}"
     progress(what, 0, 1)
-    how = {"device": config.device, "dtype": config.dtype, "num_threads": config.num_threads}
+    degrees = config.tensor_parallel_size, config.pipeline_parallel_size
+    how = {
+        "layer_partition": config.pipeline_layer_partition, "head_share": config.pipeline_head_share,
+        "device": config.device, "dtype": config.dtype, "num_threads": config.num_threads,
+    }  # fmt: skip
     if config.chosen_executor == "cuda":
         from paceline.models.cuda_executor import parallel as on_gpus
 
-        model = on_gpus.launch_model(
-            checkpoint, config.tensor_parallel_size, deterministic=config.deterministic, **how
-        )  # fmt: skip
+        model = on_gpus.launch_model(checkpoint, *degrees, deterministic=config.deterministic, **how)
     else:
         from paceline.models.torch_executor import parallel
 
-        partition, head_share = config.pipeline_layer_partition, config.pipeline_head_share
-        degrees = config.tensor_parallel_size, config.pipeline_parallel_size
-        model = parallel.launch_model(
-            checkpoint, *degrees, layer_partition=partition, head_share=head_share, **how
-        )  # fmt: skip
+        model = parallel.launch_model(checkpoint, *degrees, **how)
     progress(what, 1, 1)
     return model
 

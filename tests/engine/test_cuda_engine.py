@@ -95,24 +95,27 @@ def test_the_device_chooses_the_executor():
     assert EngineConfig(device="cuda:0").chosen_executor == "cuda"
     assert EngineConfig(device="cuda", executor="torch").chosen_executor == "torch"
     assert EngineConfig(device="cuda", tensor_parallel_size=2).chosen_executor == "cuda"
-    assert EngineConfig(device="cuda", pipeline_parallel_size=2).chosen_executor == "torch"
+    assert EngineConfig(device="cuda", pipeline_parallel_size=2).chosen_executor == "cuda"
     assert EngineConfig(tensor_parallel_size=2).chosen_executor == "torch"
     assert EngineConfig().chosen_executor == "auto"
     model = load_executor(CHECKPOINT, EngineConfig(executor="cuda", dtype="float32"), "small", silent)
     assert isinstance(model, CudaModel)
     assert isinstance(model, DrawsLaws)
     assert not isinstance(TorchModel(CHECKPOINT), DrawsLaws)
-    with pytest.raises(InvalidParameter, match="no pipeline stages"):
-        EngineConfig(executor="cuda", pipeline_parallel_size=2)
 
 
 def test_several_processes_have_this_executor_each(monkeypatch):
     started = []
     monkeypatch.setattr(parallel, "launch_model", lambda *given, **options: started.append((given, options)))
     how = {"dtype": "float32", "tensor_parallel_size": 2, "deterministic": True}
+    stages = {"pipeline_parallel_size": 2, "pipeline_layer_partition": (1, 2), "pipeline_head_share": 0.5}
     load_executor(CHECKPOINT, EngineConfig(executor="cuda", **how), "small", silent)
+    load_executor(CHECKPOINT, EngineConfig(executor="cuda", **how, **stages), "small", silent)
     options = {"device": "cpu", "dtype": "float32", "num_threads": None, "deterministic": True}
-    assert started == [((CHECKPOINT, 2), options)]
+    assert started == [
+        ((CHECKPOINT, 2, 1), options | {"layer_partition": None, "head_share": 1.0}),
+        ((CHECKPOINT, 2, 2), options | {"layer_partition": (1, 2), "head_share": 0.5}),
+    ]
     with pytest.raises(InvalidParameter, match="deterministic"):
         load_executor(CHECKPOINT, EngineConfig(**how), "small", silent)
 
