@@ -86,6 +86,7 @@ def test_a_fraction_that_holds_no_request_is_named(tiny, monkeypatch):
 def test_a_fraction_is_of_all_gpus(monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda device: 1000)
     assert cache_bytes(EngineConfig(memory_fraction=0.5, device="cuda", tensor_parallel_size=4)) == 2000
+    assert cache_bytes(EngineConfig(memory_fraction=0.5, device="cuda", pipeline_parallel_size=3)) == 1500
     assert cache_bytes(EngineConfig(memory_fraction=0.5, tensor_parallel_size=4)) == 500
 
 
