@@ -19,17 +19,18 @@ verification.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple, Protocol, cast
 from weakref import WeakMethod, ref
 
 import numpy as np
 from torch import Tensor
 
-from paceline.models.base import PAGE_SIZE, Rows
+from paceline.models.base import Rows
 from paceline.models.chains import Draws
 from paceline.models.cuda_executor.backoff import Backoff
-from paceline.models.cuda_executor.fetch import Fetch, Fetched
+from paceline.models.cuda_executor.begun import BegunPass, Questions
+from paceline.models.cuda_executor.fetch import Fetch
 from paceline.models.cuda_executor.following_rows import (
     Roots,
     are_chains,
@@ -54,7 +55,6 @@ _LATEST_STEPS = 16
 """The longest draft of these decides how many drafts of each request a pass launched ahead verifies."""
 
 
-Questions = Sequence[Question]
 Told = Callable[[np.ndarray], None]
 """Is told the drafts [requests, levels] once they are on the host."""
 Decided = Callable[[np.ndarray, np.ndarray], None]
@@ -73,35 +73,6 @@ class Launch(Protocol):
     ) -> tuple[Tensor, DeviceStates | None]:  # fmt: skip
         """The table of answers to `questions` on the device, and the states of `taps`; see `CudaModel.launch`."""
         ...
-
-
-@dataclass(eq=False, slots=True)
-class _Pass:
-    """A pass that was launched.
-
-    Attributes:
-        rows: its rows, with tokens (and positions and slots, where drafts precede them) once they are known.
-        taps: layers whose states it returns.
-        questions: about its rows.
-        cache: weak reference to its cache; `changes` is that of the cache when the pass was launched.
-        number: number of passes of the network when it was launched, including this one.
-        fetched: the answers.
-        states: of the taps.
-        has_drafts: whether it verifies drafts that were on the device only when it was launched.
-        learn: fills in what the pass before decides, of which it is given where this one begins, committed rows and
-            picks; False if this pass cannot be the next one.
-    """
-
-    rows: Rows
-    taps: tuple[int, ...]
-    questions: Questions
-    cache: ref[CudaKVCache]
-    changes: int
-    number: int
-    fetched: Fetched
-    states: DeviceStates | None
-    has_drafts: bool = False
-    learn: Callable[[Roots, np.ndarray, np.ndarray], bool] = lambda *_: True
 
 
 class _Ended(NamedTuple):
@@ -146,14 +117,14 @@ class Foreseen:
         self._depths: deque[int] = deque(maxlen=_LATEST_STEPS)
         self._backoff = Backoff()
         """Of passes with drafts."""
-        self._next: _Pass | None = None
+        self._next: BegunPass | None = None
         self._last: _Ended | None = None
         self._share, self._pass_seconds, self._host_seconds, self._returned = 0.0, 0.0, 0.0, 0.0
         self.num_foreseen = self.num_taken = 0
         self.verifies_early = False
         self._followers: list[WeakMethod[Follow]] = []
         self._verdicts = Verdicts.on(picks.device, kernels)
-        self._current: _Pass | None = None
+        self._current: BegunPass | None = None
         """The pass whose answers are about to be fetched."""
 
     def knows(self, rows: Rows, cache: CudaKVCache, questions: Sequence[Question | None]) -> bool:
@@ -167,7 +138,7 @@ class Foreseen:
         """The table of answers [K, n] for `rows` that it `knows`, and the states of `taps` [K, ..], None without taps;
         waits for the device."""
         ahead, self._next = self._next, None
-        own = None if ahead is None else _places(rows, cache, taps, questions, ahead)
+        own = None if ahead is None else ahead.places_of(rows, cache, taps, questions)
         starts = starts_of(rows)
         self._depths.append(depth_of(rows, starts))
         self._expect(rows.positions[starts], cache, ahead is None or own is not None)
@@ -216,7 +187,7 @@ class Foreseen:
         saved, wasted = self._share * self._host_seconds, (1 - self._share) * self._pass_seconds
         return self._pass_seconds > 0 and saved > wasted
 
-    def _drafted_after(self, current: _Pass, rows: Rows, starts: np.ndarray, own: np.ndarray) -> list[Decided]:
+    def _drafted_after(self, current: BegunPass, rows: Rows, starts: np.ndarray, own: np.ndarray) -> list[Decided]:
         """Let drafters launch drafts after `current`; `own` are the indices of `rows` in it. Those who want to know
         the verdict."""
         methods = self._methods()
@@ -295,7 +266,7 @@ class Foreseen:
         begun.learn = learn
         return self._verifying(begun, count, levels)
 
-    def _verifying(self, begun: _Pass, count: int, levels: int) -> Told:
+    def _verifying(self, begun: BegunPass, count: int, levels: int) -> Told:
         """Count a pass that verifies chains of `levels` drafts; what is to be told these."""
         begun.has_drafts = True
         self.num_foreseen += 1
@@ -323,14 +294,14 @@ class Foreseen:
     def _begun(
         self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions, is_foreseen: bool = False,
         advance: Advance | None = None, keys: Tensor | None = None,
-    ) -> _Pass:  # fmt: skip
+    ) -> BegunPass:  # fmt: skip
         table, states = self._launch(rows, cache, taps, questions, is_foreseen=is_foreseen, advance=advance, keys=keys)
         number, fetched = self._passes.num_launched, self._fetch(table)
-        return _Pass(rows, taps, questions, ref(cache), cache.changes, number, fetched, states)
+        return BegunPass(rows, taps, questions, ref(cache), cache.changes, number, fetched, states)
 
     def _begun_after(
-        self, current: _Pass, rows: Rows, own: np.ndarray, cache: CudaKVCache, questions: Questions
-    ) -> _Pass | None:
+        self, current: BegunPass, rows: Rows, own: np.ndarray, cache: CudaKVCache, questions: Questions
+    ) -> BegunPass | None:
         """Launch the pass after `current`; `own` are the indices of `rows` in it. None if that is not possible yet."""
         if current.number != self._passes.num_launched:  # its tokens have been overwritten on the device
             return None
@@ -348,8 +319,8 @@ class Foreseen:
         return begun
 
     def _begun_plain(
-        self, current: _Pass, rows: Rows, own: np.ndarray, cache: CudaKVCache, questions: Questions
-    ) -> _Pass | None:
+        self, current: BegunPass, rows: Rows, own: np.ndarray, cache: CudaKVCache, questions: Questions
+    ) -> BegunPass | None:
         roots = Roots(rows.positions + 1, (-1 - own).astype(np.int32), rows.page_tables)
         following, asked = chains_after(roots, 0, self._max_positions), [each.following() for each in questions]
         if following is None or None in asked or not self._has_recorded(following, cache, current.taps):
@@ -364,9 +335,9 @@ class Foreseen:
         return begun
 
     def _begun_with_drafts(
-        self, current: _Pass, rows: Rows, own: np.ndarray, cache: CudaKVCache, lookups: Lookups, drafts: int,
+        self, current: BegunPass, rows: Rows, own: np.ndarray, cache: CudaKVCache, lookups: Lookups, drafts: int,
         questions: Questions,
-    ) -> _Pass | None:  # fmt: skip
+    ) -> BegunPass | None:  # fmt: skip
         """The next pass with `drafts` drafts by prompt lookup for each request."""
         if self._backoff.passes_over():
             return None
@@ -394,31 +365,3 @@ class Foreseen:
 
         begun.has_drafts, begun.learn = True, learn
         return begun
-
-
-def _places(
-    rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions, ahead: _Pass
-) -> np.ndarray | None:
-    """Indices of `rows` in a pass launched ahead; None where one is not in it or has another question there, its taps
-    are others, or the cache has changed since."""
-    if ahead.cache() is not cache or ahead.changes != cache.changes or ahead.taps != taps:
-        return None
-    known = ahead.rows
-    if len(rows.slots) == len(known.slots):
-        own = np.arange(len(rows.slots))
-    else:
-        place_of = {slot: place for place, slot in enumerate(known.slots.tolist())}
-        own = np.array([place_of.get(slot, -1) for slot in rows.slots.tolist()])
-        if own.min() < 0:
-            return None
-    if any(each.law != ahead.questions[place].law for each, place in zip(questions, own.tolist(), strict=True)):
-        return None
-    for name in ("slots", "positions", "token_ids"):
-        if not np.array_equal(getattr(rows, name), getattr(known, name)[own]):
-            return None
-    pages = rows.positions // PAGE_SIZE + 1
-    width = min(rows.page_tables.shape[1], known.page_tables.shape[1])
-    if pages.max() > width:
-        return None
-    differs = rows.page_tables[rows.segments, :width] != known.page_tables[known.segments[own], :width]
-    return None if (differs & (np.arange(width) < pages[:, None])).any() else own

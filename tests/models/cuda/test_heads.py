@@ -14,7 +14,8 @@ from paceline.models.base import slot_of  # noqa: E402
 from paceline.models.chains import Draws  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor.graphs import EagerGraphs  # noqa: E402
-from paceline.models.cuda_executor.heads.nets import CudaAutoregressiveNet, CudaBlockNet, CudaStepNet  # noqa: E402
+from paceline.models.cuda_executor.heads.autoregressive import CudaAutoregressiveNet  # noqa: E402
+from paceline.models.cuda_executor.heads.nets import CudaBlockNet, CudaStepNet  # noqa: E402
 from paceline.models.gguf_file import GGUFCheckpoint  # noqa: E402
 from paceline.models.heads.build import make_net  # noqa: E402
 from paceline.models.heads.nets import NetOutput  # noqa: E402

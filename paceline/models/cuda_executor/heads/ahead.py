@@ -18,6 +18,7 @@ import numpy as np
 from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.chains import ChainDraft, Draws
 from paceline.models.cuda_executor.backoff import Backoff
+from paceline.models.cuda_executor.begun import are_rows, found_in, have_same_pages
 from paceline.models.cuda_executor.fetch import Fetched
 from paceline.models.cuda_executor.following_rows import draws_after
 from paceline.models.cuda_executor.foreseen import Decided, Told
@@ -150,29 +151,21 @@ def _committed(
     )
 
 
-def _places(begun: _Begun, rows: Rows, cache: CudaKVCache, num_tokens: int, draws: Draws | None) -> list[int] | None:
+def _places(begun: _Begun, rows: Rows, cache: CudaKVCache, num_tokens: int, draws: Draws | None) -> np.ndarray | None:
     """Places of the requests of `rows` in a draft launched ahead; None if it is not the one that is asked for."""
     known = begun.rows
     if known is None or begun.cache() is not cache or begun.changes != cache.changes or num_tokens > begun.num_tokens:
         return None
     if (begun.draws is None) != (draws is None) or len(rows.logit_rows) != len(rows.page_tables):
         return None
-    place_of = {slot: place for place, slot in enumerate(known.slots[known.logit_rows].tolist())}
-    places = [place_of.get(slot, -1) for slot in rows.slots[rows.logit_rows].tolist()]
-    if -1 in places:
+    places = found_in(rows.slots[rows.logit_rows], known.slots[known.logit_rows])
+    if places is None:
         return None
-    own = np.concatenate([np.flatnonzero(known.segments == place) for place in places])
-    for name in ("slots", "positions", "token_ids"):
-        if not np.array_equal(getattr(rows, name), getattr(known, name)[own]):
-            return None
+    own = np.concatenate([np.flatnonzero(known.segments == place) for place in places.tolist()])
     ends = rows.positions[rows.logit_rows]
-    first, pages = (ends // PAGE_SIZE)[:, None], (ends + num_tokens - 1) // PAGE_SIZE + 1
-    width = min(rows.page_tables.shape[1], known.page_tables.shape[1])
-    if pages.max() > width:
-        return None
-    differs = rows.page_tables[:, :width] != known.page_tables[places, :width]
-    is_written = (np.arange(width) >= first) & (np.arange(width) < pages[:, None])
-    if (differs & is_written).any():  # earlier pages may have been exchanged for equal ones of other requests
+    # pages before those may have been exchanged for equal ones of other requests
+    pages = ends // PAGE_SIZE, (ends + num_tokens - 1) // PAGE_SIZE + 1
+    if not are_rows(rows, known, own) or not have_same_pages(rows.page_tables, known.page_tables[places], *pages):
         return None
     if draws is None or begun.draws is None:
         return places

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidParameter
-from paceline.models.cuda_executor.heads.nets import CudaAutoregressiveNet, CudaBlockNet, CudaStepNet
+from paceline.models.cuda_executor.heads.autoregressive import CudaAutoregressiveNet
+from paceline.models.cuda_executor.heads.nets import CudaBlockNet, CudaStepNet
 from paceline.models.cuda_executor.heads.stored import store
 from paceline.models.cuda_executor.model import CudaModel
 from paceline.models.heads.record import HeadRecord
