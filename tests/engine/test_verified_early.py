@@ -2,6 +2,7 @@
 
 import gc
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -185,6 +186,23 @@ def test_drafts_are_launched_before_they_are_asked_for(kind, count, wrong_after)
     assert net.ahead.num_taken >= net.ahead.num_begun - count > 0.8 * num_drafts - 2 * count
     assert model._foreseen.num_taken >= model._foreseen.num_foreseen - count
     engine.drafter.runner.pages.check_integrity()
+
+
+def test_a_head_of_few_positions_drafts_ahead_what_it_drafts_when_asked():
+    record, requests = HEADS["eagle3"], requests_of([{}] * 2, 2, 60)
+    layer = replace(record.config.layer, max_position_embeddings=32)
+    record, drafts = replace(record, config=replace(record.config, layer=layer)), []
+    for waits in (False, True):
+        engine = with_head(model_of(), record, 40)
+        net, said = engine.drafter.runner._net, []
+        draft = net.draft_chains
+        net.draft_chains = lambda *given, draft=draft, said=said: said.append(draft(*given)) or said[-1]
+        if waits:
+            net.ahead._backoff.passes_over = lambda: True
+        texts(engine, requests)
+        assert waits == (not net.ahead.num_taken)
+        drafts.append([each.tokens.tolist() for each in said[:50]])
+    assert drafts[0] == drafts[1]
 
 
 @pytest.mark.parametrize("kind", [{}, {"temperature": 0.8, "top_p": 0.95}], ids=["greedy", "drawn"])

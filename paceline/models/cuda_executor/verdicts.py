@@ -83,18 +83,15 @@ class Verdicts:
         accepted, roots = torch.zeros(2, LARGEST, dtype=torch.int32, device=device)
         return cls(accepted, roots, kernels)
 
-    def chain_after(
-        self, template: Rows, picks: Tensor, num_levels: int, spare_slot: int, longest: int
-    ) -> AdvanceChain:
+    def chain_after(self, template: Rows, picks: Tensor, num_levels: int, spare_slot: int) -> AdvanceChain:
         """Completes a packed `chain_template` and the `num_levels` levels after it, and keeps the verdict.
 
         Args:
             picks: by place.
             spare_slot: receives the keys of rows that have no page.
-            longest: positions must be below it; rows beyond are as those without a page.
         """
         how = {"num_tokens": len(template.slots), "num_requests": len(template.logit_rows), "num_levels": num_levels}
-        how |= {"width": template.page_tables.shape[1], "spare_slot": spare_slot, "longest": longest}
+        how |= {"width": template.page_tables.shape[1], "spare_slot": spare_slot}
         if self.kernels:
             from paceline.models.cuda_executor.kernels.verdicts import continue_chain
         else:
@@ -106,7 +103,12 @@ class Verdicts:
         return run
 
     def pass_after(self, template: Rows, draft: Draft, spare_slot: int, longest: int) -> Advance:
-        """Completes a packed `pass_template` with a draft that `chain_after` began; arguments as there."""
+        """Completes a packed `pass_template` with a draft that `chain_after` began.
+
+        Args:
+            spare_slot: as there.
+            longest: positions must be below it; rows beyond are as those without a page.
+        """
         how = {"num_requests": len(template.page_tables), "width": template.page_tables.shape[1]}
         how |= {"spare_slot": spare_slot, "longest": longest}
         if self.kernels:
@@ -186,7 +188,7 @@ def pass_template(pending: Pending, num_drafts: int) -> Rows | None:
 
 def _continue_chain(
     packed: Tensor, picks: Tensor, accepted: Tensor, roots: Tensor, *, num_rows: int, num_below: int, num_tokens: int,
-    num_requests: int, num_levels: int, width: int, spare_slot: int, longest: int,
+    num_requests: int, num_levels: int, width: int, spare_slot: int,
 ) -> None:  # fmt: skip
     """Turn packed templates of a chain into rows, in place: the reference of the kernel.
 
@@ -194,7 +196,7 @@ def _continue_chain(
         packed: `num_levels` levels of `num_below` rows, then a `chain_template` of `num_tokens` rows, padded to
             `num_rows`, and page tables `width` wide; see `Staging.place_chain`.
         accepted, roots: where the verdict is kept.
-        picks, spare_slot, longest: as of `Verdicts.chain_after`.
+        picks, spare_slot: as of `Verdicts.chain_after`.
     """
     size = num_levels * len(FIELDS) * num_below
     levels = packed[:size].view(num_levels, len(FIELDS), num_below)
@@ -211,14 +213,16 @@ def _continue_chain(
         lines[_LOGIT_ROWS, request] = start + count
         accepted[request], roots[request] = count, said[count]
         for level in range(num_levels):
-            _place(levels[level], request, first + count + 1 + level, tables[table:][:width], spare_slot, longest)
+            pages, longest = tables[table:][:width], width * PAGE_SIZE
+            _place(levels[level], request, first + count + 1 + level, pages, spare_slot, longest)
 
 
 def _continue_pass(
     packed: Tensor, accepted: Tensor, roots: Tensor, drafts: Tensor, *, num_rows: int, num_requests: int, width: int,
     spare_slot: int, longest: int,
 ) -> None:  # fmt: skip
-    """Turn a packed `pass_template` into rows, in place: the reference of the kernel; arguments as above."""
+    """Turn a packed `pass_template` into rows, in place: the reference of the kernel; arguments as above, and `longest`
+    as of `Verdicts.pass_after`."""
     size = len(drafts) + 1
     lines = packed[: len(FIELDS) * num_rows].view(len(FIELDS), num_rows)
     tables = packed[lines.numel() :]

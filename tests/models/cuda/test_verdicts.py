@@ -77,7 +77,7 @@ class Step:
         pack(template, num_rows, SPARE, 4, out[size:])
         packed = torch.from_numpy(out)
         self.verdicts = Verdicts.on(packed.device, kernels)
-        self.verdicts.chain_after(template, self.pending.picks, num_levels, SPARE, LONGEST)(packed, num_rows, below)
+        self.verdicts.chain_after(template, self.pending.picks, num_levels, SPARE)(packed, num_rows, below)
         rows = PagedRows.of(packed[size:], num_rows, 1)
         return rows, PagedRows.levels(packed, below, 1, num_levels, rows.flat)
 

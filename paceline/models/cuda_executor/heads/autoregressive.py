@@ -88,8 +88,8 @@ class CudaAutoregressiveNet(PagedChainNet, TorchAutoregressiveNet):
         num_levels, verdicts = num_tokens - 1, pending.verdicts
         if not self._passes.fit_chain(template, num_levels):
             raise RuntimeError(f"{len(template.slots)} rows do not fit a graph")
-        longest, picks = self.layer.max_position_embeddings, self._picks(draws)
-        complete = verdicts.chain_after(template, pending.picks, num_levels, cache.spare_slot, longest)
+        picks = self._picks(draws)
+        complete = verdicts.chain_after(template, pending.picks, num_levels, cache.spare_slot)
 
         def advance(packed: Tensor, num_rows: int, num_below: int) -> None:
             complete(packed, num_rows, num_below)

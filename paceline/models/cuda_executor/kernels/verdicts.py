@@ -31,9 +31,9 @@ def _place(lines, num_rows, row, inside, position, pages, width, spare_slot, lon
     tl.store(own + 3 * num_rows, position + 1, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_below", "num_tokens", "num_levels", "width", "spare_slot", "longest"])
+@triton.jit(do_not_specialize=["num_rows", "num_below", "num_tokens", "num_levels", "width", "spare_slot"])
 def _continue_chain(
-    packed, picks, accepted, roots, num_rows, num_below, num_tokens, num_levels, width, spare_slot, longest,
+    packed, picks, accepted, roots, num_rows, num_below, num_tokens, num_levels, width, spare_slot,
     FLAT: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     """See `verdicts._continue_chain`: one program per request. Rows of other requests may be read while these are
@@ -58,10 +58,8 @@ def _continue_chain(
     tl.store(lines + _LOGIT_ROWS * num_rows + request, start + count)
     tl.store(accepted + request, count)
     tl.store(roots + request, root)
-    below = packed + row * FLAT * num_below
-    _place(
-        below, num_below, request, row < num_levels, first + count + 1 + row, pages, width, spare_slot, longest, PAGE
-    )
+    below, at = packed + row * FLAT * num_below, first + count + 1 + row
+    _place(below, num_below, request, row < num_levels, at, pages, width, spare_slot, width * PAGE, PAGE)
 
 
 @triton.jit(do_not_specialize=["num_rows", "size", "level_stride", "request_stride", "width", "spare_slot", "longest"])
@@ -82,11 +80,11 @@ def _continue_pass(
 
 def continue_chain(
     packed: Tensor, picks: Tensor, accepted: Tensor, roots: Tensor, *, num_rows: int, num_below: int, num_tokens: int,
-    num_requests: int, num_levels: int, width: int, spare_slot: int, longest: int,
+    num_requests: int, num_levels: int, width: int, spare_slot: int,
 ) -> None:  # fmt: skip
     """See `verdicts._continue_chain`."""
     _continue_chain[(num_requests,)](
-        packed, picks, accepted, roots, num_rows, num_below, num_tokens, num_levels, width, spare_slot, longest,
+        packed, picks, accepted, roots, num_rows, num_below, num_tokens, num_levels, width, spare_slot,
         FLAT=len(FIELDS), ROWS=_ROWS, PAGE=PAGE_SIZE, num_warps=1,
     )  # fmt: skip
 
