@@ -20,7 +20,7 @@ from paceline.models.cuda_executor.staging import LARGEST
 from paceline.models.torch_executor.device_states import DeviceStates
 
 MOST_ROWS = 32
-"""Most rows of a request's chain."""
+"""Most rows of a request's chain, and most levels after it."""
 _TOKENS, _POSITIONS, _SLOTS, _NATURAL, _LENGTHS = range(5)
 _FIRST_PAGE, _LOGIT_ROWS = FIELDS.index("first_page"), FIELDS.index("logit_rows")
 
@@ -129,7 +129,8 @@ class Verdicts:
 
 def chain_template(pending: Pending, page_tables: np.ndarray, num_levels: int) -> Rows | None:
     """Rows of a head with keys of its own, which reads each token with the state before it: those of a pass, with their
-    picks as tokens. None if one of them has no page, or the levels after the first row have none.
+    picks as tokens. None if one of them has no page, or the levels after the first row have none; or if rows or levels
+    are too many.
 
     Those after the accepted drafts are not of the text, but their keys are rewritten before they are read.
 
@@ -142,7 +143,7 @@ def chain_template(pending: Pending, page_tables: np.ndarray, num_levels: int) -
         `natural_lengths` the places of picks; `logit_rows` the first row of each chain.
     """
     rows, width = pending.rows, page_tables.shape[1]
-    if len(page_tables) != len(pending.starts) or pending.sizes.max() > MOST_ROWS:
+    if len(page_tables) != len(pending.starts) or max(pending.sizes.max(), num_levels) > MOST_ROWS:
         return None
     index = rows.positions // PAGE_SIZE
     if index.max() >= width or (rows.positions[pending.starts].max() + num_levels) // PAGE_SIZE >= width:

@@ -182,6 +182,9 @@ def test_what_cannot_be_completed_has_no_template():
     assert chain_template(step.pending, np.zeros((2, width + 1), np.int32), 1) is None
     assert chain_template(step.pending, np.zeros((3, width + 1), np.int32), 1) is not None
     assert chain_template(step.pending, np.zeros((3, width + 1), np.int32), 2 * PAGE_SIZE) is None
+    wide = np.zeros((3, width + 1 + MOST_ROWS), np.int32)
+    assert chain_template(step.pending, wide, MOST_ROWS) is not None
+    assert chain_template(step.pending, wide, MOST_ROWS + 1) is None
     assert pass_template(step.pending, MOST_ROWS) is None
     longer = step.pending._replace(starts=np.zeros(3, np.int64), rows=SimpleNamespace(slots=np.zeros(MOST_ROWS + 1)))
     assert chain_template(longer, np.zeros((3, width + 1), np.int32), 1) is None
