@@ -205,6 +205,21 @@ def test_a_head_of_few_positions_drafts_ahead_what_it_drafts_when_asked():
     assert drafts[0] == drafts[1]
 
 
+def test_each_of_two_heads_is_told_of_picks_that_are_still_there():
+    model, record = model_of(), HEADS["eagle3"]
+    engine, pending = with_head(model, record, 40), []
+
+    class Second:
+        def follow(self, given):
+            pending.append(given)
+
+    second = Second()
+    model.expect_drafts(second.follow)
+    texts(engine, requests_of([{}], 1))
+    ahead = engine.drafter.runner._net.ahead
+    assert ahead.num_begun > 4 and sum(each is None for each in pending) >= ahead.num_begun
+
+
 @pytest.mark.parametrize("kind", [{}, {"temperature": 0.8, "top_p": 0.95}], ids=["greedy", "drawn"])
 def test_drafts_are_launched_on_another_device_without_waiting_for_it(kind, monkeypatch):
     """With references in the kernels' and the graphs' place, which may wait."""

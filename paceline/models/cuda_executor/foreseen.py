@@ -190,14 +190,14 @@ class Foreseen:
     def _drafted_after(self, current: BegunPass, rows: Rows, starts: np.ndarray, own: np.ndarray) -> list[Decided]:
         """Let drafters launch drafts after `current`; `own` are the indices of `rows` in it. Those who want to know
         the verdict."""
-        methods = self._methods()
-        if not methods:
-            return []
-        pending = None
-        if current.number == self._passes.num_launched:  # otherwise its picks have been overwritten on the device
-            pending = Pending(rows, starts, own, self._picks, current.taps, current.states, self._verdicts)
+        decided: list[Decided] = []
         self._current = current
-        decided = [tell for method in methods if (tell := method(pending)) is not None]
+        for method in self._methods():
+            pending = None
+            if current.number == self._passes.num_launched:  # otherwise its picks have been overwritten on the device
+                pending = Pending(rows, starts, own, self._picks, current.taps, current.states, self._verdicts)
+            if (tell := method(pending)) is not None:
+                decided.append(tell)
         self._current = None
         return decided
 
