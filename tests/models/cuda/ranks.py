@@ -1,10 +1,14 @@
 """What the tests of several ranks have in common: models, and the texts of an engine on one."""
 
+from contextlib import contextmanager
+
 import numpy as np
+import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.build import build_engine
 from paceline.models.cuda_executor import CudaModel
+from paceline.models.cuda_executor.parallel import assignment
 from paceline.models.gguf_file import GGUFCheckpoint
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
@@ -26,6 +30,21 @@ FAMILIES = {
 HEAD = "tests.drafters.heads.random_heads:make_random_head"
 CONFIG = EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none", dtype="float32")
 LAWS = {"greedy": {"temperature": 0}, "seeded": {"temperature": 0.8, "seed": 5}}
+
+
+@contextmanager
+def kept_followers():
+    """A list of rank 1 of every model that is made within."""
+    kept = []
+
+    class Kept(assignment.Follower):
+        def __init__(self, *given):
+            super().__init__(*given)
+            kept.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assignment, "Follower", Kept)
+        yield kept
 
 
 def alone(checkpoint=CHECKPOINT, **options):

@@ -10,7 +10,6 @@ from paceline.errors import InvalidParameter  # noqa: E402
 from paceline.models.base import NORMED, RunsOnRanks  # noqa: E402
 from paceline.models.chains import Draws  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
-from paceline.models.cuda_executor.parallel import assignment as assignment_module  # noqa: E402
 from paceline.models.cuda_executor.peers import LinkedPeers  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.models.torch_executor import TorchModel  # noqa: E402
@@ -20,27 +19,21 @@ from tests.fakes import RandomCheckpoint, mixture_config, small_config  # noqa: 
 from tests.far_device import FAR, far_device  # noqa: E402
 
 from .batches import TREE, mixed_batch, tokens_of  # noqa: E402
-from .ranks import CHECKPOINT, FAMILIES, HEAD, LAWS, alone, close, in_blocks, texts  # noqa: E402
+from .ranks import CHECKPOINT, FAMILIES, HEAD, LAWS, alone, close, in_blocks, kept_followers, texts  # noqa: E402
 from .threads import on_threads  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def followers():
     """Rank 1 of `ranks`, and of models that were made later."""
-    return []
+    with kept_followers() as kept:
+        yield kept
 
 
 @pytest.fixture(scope="module")
 def ranks(followers):
-    class Kept(assignment_module.Follower):
-        def __init__(self, *given):
-            super().__init__(*given)
-            followers.append(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assignment_module, "Follower", Kept)
-        with on_threads(CHECKPOINT, deterministic=True) as model:
-            yield model
+    with on_threads(CHECKPOINT, deterministic=True) as model:
+        yield model
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from paceline.errors import InvalidParameter, WorkerDied  # noqa: E402
 from paceline.models.base import NORMED  # noqa: E402
 from paceline.models.chains import Draws  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
-from paceline.models.cuda_executor.parallel import assignment as assignment_module  # noqa: E402
 from paceline.models.cuda_executor.parallel import launch_model  # noqa: E402
 from paceline.models.cuda_executor.stages import StagedPeers  # noqa: E402
 from paceline.models.loaded import LoadedModel  # noqa: E402
@@ -26,7 +25,7 @@ from tests.fakes import ByteTokenizer, RandomCheckpoint, mixture_config, small_c
 from tests.far_device import FAR, far_device  # noqa: E402
 
 from .batches import TREE, mixed_batch, tokens_of  # noqa: E402
-from .ranks import CHECKPOINT, FAMILIES, HEAD, LAWS, alone, close, in_blocks, texts  # noqa: E402
+from .ranks import CHECKPOINT, FAMILIES, HEAD, LAWS, alone, close, in_blocks, kept_followers, texts  # noqa: E402
 from .threads import on_threads  # noqa: E402
 
 TAPS = (NORMED, 0, 2, 1, 3)
@@ -45,20 +44,14 @@ def staged(checkpoint=CHECKPOINT, *given, stages=2, tensor=1, **options):
 @pytest.fixture(scope="module")
 def followers():
     """Rank 1 of `two`, and of models that were made later."""
-    return []
+    with kept_followers() as kept:
+        yield kept
 
 
 @pytest.fixture(scope="module")
 def two(followers):
-    class Kept(assignment_module.Follower):
-        def __init__(self, *given):
-            super().__init__(*given)
-            followers.append(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assignment_module, "Follower", Kept)
-        with staged() as model:
-            yield model
+    with staged() as model:
+        yield model
 
 
 @pytest.fixture(scope="module")
