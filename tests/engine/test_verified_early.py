@@ -195,6 +195,7 @@ def test_a_head_of_few_positions_drafts_ahead_what_it_drafts_when_asked():
     for waits in (False, True):
         engine = with_head(model_of(), record, 40)
         net, said = engine.drafter.runner._net, []
+        assert net._passes._staging._capacity == engine._model.passes._staging._capacity
         draft = net.draft_chains
         net.draft_chains = lambda *given, draft=draft, said=said: said.append(draft(*given)) or said[-1]
         if waits:

@@ -46,7 +46,8 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
     if shape is TorchStepNet:
         made = CudaStepNet(record, net, capture)
     else:
-        made = _PAGED[shape](record, net, kind, model.attention, capture)
+        longest = model.config.max_position_embeddings
+        made = _PAGED[shape](record, net, kind, model.attention, capture, longest)
     made.kernels = model.chain_kernels
     if model.records_passes:
         made.verify, follow = model.verify_early, None

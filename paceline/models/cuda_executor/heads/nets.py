@@ -100,18 +100,21 @@ class PagedChainNet(ChainNet, PagedNet):
         record, net: as of `PagedNet`.
         dtype: of keys and values.
         attention, capture: as of `Passes`.
+        longest: positions of the target, which may be more than the head's config says.
     """
 
     def __init__(
-        self, record: HeadRecord, net: Any, dtype: torch.dtype, attention: AttentionName, capture: GraphCapture
-    ) -> None:
+        self, record: HeadRecord, net: Any, dtype: torch.dtype, attention: AttentionName, capture: GraphCapture,
+        longest: int,
+    ) -> None:  # fmt: skip
         super().__init__(record, net)
         self._dtype, self._fused = dtype, None
         if attention == "triton":
             from paceline.models.cuda_executor.heads.fused import fused
 
             self._fused = fused(net)
-        self._passes = Passes(self.layer, len(net.rows), self.device, attention, capture)
+        config = replace(self.layer, max_position_embeddings=longest)  # pages are staged for as many
+        self._passes = Passes(config, len(net.rows), self.device, attention, capture)
 
     def new_cache(self, num_pages: int) -> CudaKVCache:
         """See `AutoregressiveNet.new_cache`."""
