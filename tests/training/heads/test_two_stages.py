@@ -80,10 +80,10 @@ def test_two_stages_learn_a_rule_by_heart(source, tmp_path, monkeypatch, quick_r
         return rate_at(step, num_steps, peak)
 
     monkeypatch.setattr(loop, "rate_at", noted)
-    settings = LoopSettings(50, rows=64, share=1.0, rate=5e-2)
+    settings = LoopSettings(60, rows=64, share=1.0, rate=5e-2)
     record, done, found = trained(source, tmp_path / "both", settings, b"a bag of 47 chips, said he. " * 8)
-    assert min(*found.greedy, *found.sampled) > 0.95 and len(found.greedy) == len(found.sampled) == DRAFT
-    assert made == [(35, 5e-2)] * 35 + [(15, pytest.approx(5e-3))] * 15
-    assert record.card["first_stage"]["updates"] == 35 and done.step == 15  # type: ignore[index]
-    _, _, alone = trained(source, tmp_path / "alone", replace(settings, num_steps=15, rate=5e-3))
+    assert min(*found.greedy, *found.sampled) > 0.9 and len(found.greedy) == len(found.sampled) == DRAFT
+    assert made == [(42, 5e-2)] * 42 + [(18, pytest.approx(5e-3))] * 18
+    assert record.card["first_stage"]["updates"] == 42 and done.step == 18  # type: ignore[index]
+    _, _, alone = trained(source, tmp_path / "alone", replace(settings, num_steps=18, rate=5e-3))
     assert max(alone.sampled) < 0.5
