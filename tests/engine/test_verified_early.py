@@ -224,7 +224,7 @@ def test_each_of_two_heads_is_told_of_picks_that_are_still_there():
 @pytest.mark.parametrize("kind", [{}, {"temperature": 0.8, "top_p": 0.95}], ids=["greedy", "drawn"])
 def test_drafts_are_launched_on_another_device_without_waiting_for_it(kind, monkeypatch):
     """With references in the kernels' and the graphs' place, which may wait."""
-    begins, requests = [], requests_of([kind] * 2, 2, 40)
+    begins, requests = [], requests_of([kind], 1, 14)
     for place, name in ((verdicts, "_continue_chain"), (verdicts, "_continue_pass"), (Passes, "_replay")):
         monkeypatch.setattr(place, name, may_wait(getattr(place, name)))
     texts_there = []
@@ -243,8 +243,8 @@ def test_drafts_are_launched_on_another_device_without_waiting_for_it(kind, monk
 
             net.ahead._launch = launched
             texts_there.append(texts(engine, requests))
-            assert net.ahead.num_taken >= net.ahead.num_begun - 2 > 2
-    assert texts_there[0] == texts_there[1] and len(begins) > 10
+            assert net.ahead.num_taken >= net.ahead.num_begun - 1 > 2
+    assert texts_there[0] == texts_there[1] and len(begins) > 6
 
 
 def test_a_text_that_was_said_before_shares_pages_and_is_drafted_ahead():
