@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.drafters.draft_model import DraftModel
 from paceline.engine.build import build_engine
 from paceline.models.cuda_executor import CudaModel
 from paceline.models.cuda_executor.parallel import assignment
@@ -49,6 +50,17 @@ def kept_followers():
 
 def alone(checkpoint=CHECKPOINT, **options):
     return CudaModel(checkpoint, "cpu", "float32", attention="by_position", **options)
+
+
+def check_texts_with_drafters(model, one, num_layers, start):
+    """With a head, and with a draft model of `num_layers` on one rank or on those that `start` starts, the texts of
+    `model` are plain ones of one rank."""
+    greedy, seeded = LAWS.values()
+    plain, checkpoint = texts(one, **greedy), RandomCheckpoint(small_config(num_hidden_layers=num_layers), seed=1)
+    assert texts(model, {"method": HEAD, "policy": "fixed", "num_draft_tokens": 3}, **greedy) == plain
+    assert texts(model, drafter=DraftModel(alone(checkpoint), 64), **greedy) == plain
+    with start(checkpoint) as draft:
+        assert texts(model, drafter=DraftModel(draft, 64), **seeded) == texts(one, **seeded)
 
 
 def close(ours, theirs):

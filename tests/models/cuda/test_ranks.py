@@ -5,7 +5,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from paceline.drafters.draft_model import DraftModel  # noqa: E402
 from paceline.errors import InvalidParameter  # noqa: E402
 from paceline.models.base import NORMED, RunsOnRanks  # noqa: E402
 from paceline.models.chains import Draws  # noqa: E402
@@ -19,7 +18,17 @@ from tests.fakes import RandomCheckpoint, mixture_config, small_config  # noqa: 
 from tests.far_device import FAR, far_device  # noqa: E402
 
 from .batches import TREE, mixed_batch, tokens_of  # noqa: E402
-from .ranks import CHECKPOINT, FAMILIES, HEAD, LAWS, alone, close, in_blocks, kept_followers, texts  # noqa: E402
+from .ranks import (  # noqa: E402
+    CHECKPOINT,
+    FAMILIES,
+    LAWS,
+    alone,
+    check_texts_with_drafters,
+    close,
+    in_blocks,
+    kept_followers,
+    texts,
+)
 from .threads import on_threads  # noqa: E402
 
 
@@ -149,12 +158,7 @@ def test_texts_are_one_ranks_and_passes_are_launched_ahead(ranks, one, followers
 
 
 def test_texts_with_a_head_and_with_draft_models_beside_the_ranks(ranks, one, eager):
-    greedy, seeded = LAWS.values()
-    plain, checkpoint = texts(one, **greedy), RandomCheckpoint(small_config(num_hidden_layers=1), seed=1)
-    assert texts(ranks, {"method": HEAD, "policy": "fixed", "num_draft_tokens": 3}, **greedy) == plain
-    assert texts(ranks, drafter=DraftModel(alone(checkpoint), 64), **greedy) == plain
-    with on_threads(checkpoint) as draft:
-        assert texts(ranks, drafter=DraftModel(draft, 64), **seeded) == texts(one, **seeded)
+    check_texts_with_drafters(ranks, one, 1, on_threads)
 
 
 @pytest.mark.parametrize("attention", ["by_position", "sdpa"])

@@ -8,7 +8,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from paceline.drafters.draft_model import DraftModel  # noqa: E402
 from paceline.errors import InvalidParameter, WorkerDied  # noqa: E402
 from paceline.models.base import NORMED  # noqa: E402
 from paceline.models.chains import Draws  # noqa: E402
@@ -25,7 +24,17 @@ from tests.fakes import ByteTokenizer, RandomCheckpoint, mixture_config, small_c
 from tests.far_device import FAR, far_device  # noqa: E402
 
 from .batches import TREE, mixed_batch, tokens_of  # noqa: E402
-from .ranks import CHECKPOINT, FAMILIES, HEAD, LAWS, alone, close, in_blocks, kept_followers, texts  # noqa: E402
+from .ranks import (  # noqa: E402
+    CHECKPOINT,
+    FAMILIES,
+    LAWS,
+    alone,
+    check_texts_with_drafters,
+    close,
+    in_blocks,
+    kept_followers,
+    texts,
+)
 from .threads import on_threads  # noqa: E402
 
 TAPS = (NORMED, 0, 2, 1, 3)
@@ -187,12 +196,7 @@ def test_rows_made_on_the_device_of_rank_0_reach_all_stages_of_a_grid(eager):
 
 
 def test_texts_with_a_head_and_with_draft_models_beside_the_stages(two, one, eager):
-    greedy, seeded = LAWS.values()
-    plain, checkpoint = texts(one, **greedy), RandomCheckpoint(small_config(num_hidden_layers=2), seed=1)
-    assert texts(two, {"method": HEAD, "policy": "fixed", "num_draft_tokens": 3}, **greedy) == plain
-    assert texts(two, drafter=DraftModel(alone(checkpoint), 64), **greedy) == plain
-    with staged(checkpoint) as draft:
-        assert texts(two, drafter=DraftModel(draft, 64), **seeded) == texts(one, **seeded)
+    check_texts_with_drafters(two, one, 2, staged)
 
 
 @pytest.mark.parametrize("attention", ["by_position", "sdpa"])
