@@ -124,8 +124,6 @@ class Foreseen:
         self.verifies_early = False
         self._followers: list[WeakMethod[Follow]] = []
         self._verdicts = Verdicts.on(picks.device, kernels)
-        self._current: BegunPass | None = None
-        """The pass whose answers are about to be fetched."""
 
     def knows(self, rows: Rows, cache: CudaKVCache, questions: Sequence[Question | None]) -> bool:
         """Whether the step after these rows may be predictable, so that they should be passed to `answers`."""
@@ -150,7 +148,7 @@ class Foreseen:
         else:
             current = ahead
             self.num_taken += 1
-        decided = self._drafted_after(current, rows, starts, own)
+        decided = self._drafted_after(current, rows, starts, own, cache)
         if self._next is None and not decided and self._is_worth_it():
             self._next = self._begun_after(current, rows, own, cache, questions)
         [table] = current.fetched.wait()
@@ -187,18 +185,19 @@ class Foreseen:
         saved, wasted = self._share * self._host_seconds, (1 - self._share) * self._pass_seconds
         return self._pass_seconds > 0 and saved > wasted
 
-    def _drafted_after(self, current: BegunPass, rows: Rows, starts: np.ndarray, own: np.ndarray) -> list[Decided]:
+    def _drafted_after(
+        self, current: BegunPass, rows: Rows, starts: np.ndarray, own: np.ndarray, cache: CudaKVCache
+    ) -> list[Decided]:  # fmt: skip
         """Let drafters launch drafts after `current`; `own` are the indices of `rows` in it. Those who want to know
         the verdict."""
         decided: list[Decided] = []
-        self._current = current
         for method in self._methods():
             pending = None
             if current.number == self._passes.num_launched:  # otherwise its picks have been overwritten on the device
-                pending = Pending(rows, starts, own, self._picks, current.taps, current.states, self._verdicts)
+                given = self._picks, current.taps, current.states, self._verdicts
+                pending = Pending(rows, starts, cache, own, *given)
             if (tell := method(pending)) is not None:
                 decided.append(tell)
-        self._current = None
         return decided
 
     def verify(self, drafts: Tensor, draws: Draws | None) -> Told | None:
@@ -238,19 +237,17 @@ class Foreseen:
             draws: how the draft before it was drawn, with the keys of twice as many draws and two more; None for the
                 most probable tokens.
         """
-        current, (levels, count) = self._current, draft.tokens.shape
-        cache = None if current is None else current.cache()
-        template = pass_template(pending, levels)
-        if current is None or cache is None or self._next is not None or template is None:
+        levels, count = draft.tokens.shape
+        template, asked = pass_template(pending, levels), questions_of(draws, count, levels)
+        if self._next is not None or template is None:
             return None
-        asked = questions_of(draws, count, levels)
         if asked is None or not self._passes.fits(template) or self._backoff.passes_over():
             return None
-        advance = self._verdicts.pass_after(template, draft, cache.spare_slot, self._max_positions)
+        advance = self._verdicts.pass_after(template, draft, pending.cache.spare_slot, self._max_positions)
         keys = None if draft.keys is None else draft.keys[:, : levels + 1].reshape(-1)
         try:
             begun = self._next = self._begun(
-                template, cache, current.taps, asked, is_foreseen=True, advance=advance, keys=keys
+                template, pending.cache, pending.taps, asked, is_foreseen=True, advance=advance, keys=keys
             )
         except Exception:  # as in `verify`
             return None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.cuda_executor.paged_rows import FIELDS
-from paceline.models.cuda_executor.passes import Advance, AdvanceChain
+from paceline.models.cuda_executor.passes import Advance, AdvanceChain, CudaKVCache
 from paceline.models.cuda_executor.staging import LARGEST
 from paceline.models.torch_executor.device_states import DeviceStates
 
@@ -31,6 +31,7 @@ class Pending(NamedTuple):
     Attributes:
         rows: its rows.
         starts: [S] the first row of each chain.
+        cache: of the pass.
         places: [M] of the picks of the rows, on the device, and of their states.
         picks: by place, on the device.
         taps, states: of the pass, side by side; None without taps.
@@ -39,6 +40,7 @@ class Pending(NamedTuple):
 
     rows: Rows
     starts: np.ndarray
+    cache: CudaKVCache
     places: np.ndarray
     picks: Tensor
     taps: tuple[int, ...]
@@ -209,13 +211,12 @@ def _continue_chain(
         said = picks[lines[_NATURAL, own].long()].int()
         agrees = (said == lines[_TOKENS, own]).tolist()
         count = agrees.index(False)
-        first, table = int(lines[_POSITIONS, start]), int(lines[_FIRST_PAGE, start])
+        first, pages = int(lines[_POSITIONS, start]), tables[int(lines[_FIRST_PAGE, start]) :][:width]
         lines[_TOKENS, own], lines[_NATURAL, own] = said, lines[_POSITIONS, own] + 1
         lines[_LOGIT_ROWS, request] = start + count
         accepted[request], roots[request] = count, said[count]
         for level in range(num_levels):
-            pages, longest = tables[table:][:width], width * PAGE_SIZE
-            _place(levels[level], request, first + count + 1 + level, pages, spare_slot, longest)
+            _place(levels[level], request, first + count + 1 + level, pages, spare_slot, width * PAGE_SIZE)
 
 
 def _continue_pass(

@@ -59,7 +59,7 @@ class Step:
         self.picks, said = np.array(picks, np.int32), torch.zeros(len(picks) + 2, dtype=torch.int32)
         said[places] = torch.from_numpy(self.picks)
         self.verdicts = None
-        self.pending = Pending(self.rows, starts, places, said, (), None, None)
+        self.pending = Pending(self.rows, starts, None, places, said, (), None, None)
         agrees = [np.append(self.picks[s : s + n - 1] == self.rows.token_ids[s + 1 : s + n], False) for s, n in zip(
             starts, self.sizes, strict=True)]  # fmt: skip
         self.accepted = np.array([each.tolist().index(False) for each in agrees])

@@ -5,7 +5,8 @@ for as long as a draft takes, while the device waits. What a head with keys of i
 when a pass ends: the picks of its rows and their states. How many of these count is decided there, too (`verdicts.py`).
 So the draft is launched right after the pass, and the pass that verifies it (`Foreseen.verify_after`), before the
 answers of the first one are fetched. If the engine asks for another draft, both were wasted; they wrote only to slots
-after the last token, which are rewritten before they are read. Not for what a draft computes (`nets.py`).
+after the last token, which are rewritten before they are read. Not for what a draft computes
+(`autoregressive.py`).
 """
 
 from collections.abc import Callable
@@ -121,11 +122,13 @@ class DraftsAhead:
 
 def _states_of(pending: Pending, states: States) -> States:
     """The states of a pending pass, in order of its rows."""
-    places, sizes = pending.places, pending.sizes.tolist()
+    places = pending.places
     if (np.diff(places) == 1).all():
         return states[int(places[0]) : int(places[0]) + len(places)]
     firsts = places[pending.starts].tolist()
-    return concatenate([states[first : first + size] for first, size in zip(firsts, sizes, strict=True)])
+    return concatenate(
+        [states[first : first + size] for first, size in zip(firsts, pending.sizes.tolist(), strict=True)]
+    )
 
 
 def _committed(
