@@ -29,6 +29,7 @@ from paceline.scheduling.profile import Profile
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.stop import StopChecker
 from paceline.speculation import LearnedPrices, Prices, make_policy
+from paceline.speculation.policies import Goodput, WhereFaster
 from paceline.speculation.prices import CPU_BALANCE, GPU_BALANCE, LearnedPass, PassSeconds, roofline
 from paceline.types import NamedProgress
 
@@ -160,7 +161,7 @@ def build_engine(
     with allocating(config):  # drafters with keys of their own hold as many pages
         drafter = drafter or _drafter(spec, services)
     prices = LearnedPrices(passes, drafter.traits, hides_host=looks_ahead)
-    speculation = _speculation(spec, drafter, prices)
+    speculation = _speculation(spec, drafter, prices, looks_ahead)
     num_ahead = _look_ahead(loaded.model, cache, drafter, speculation.most)
     limits = _scheduler_config(config, limit, profile, num_ahead)
     stop, branches = StopChecker(source.eos_token_ids), drafter.traits.branches
@@ -239,11 +240,13 @@ def _drafter(spec: SpeculativeConfig, services: DraftServices) -> Drafter:
     return make_drafter(spec.method, services, **options)
 
 
-def _speculation(spec: SpeculativeConfig, drafter: Drafter, prices: Prices) -> Speculation:
-    """The drafter with its rule and its length policy."""
+def _speculation(spec: SpeculativeConfig, drafter: Drafter, prices: Prices, looks_ahead: bool) -> Speculation:
+    """The drafter with its rule and its length policy; `looks_ahead` as of the model (`LooksAhead`)."""
     verifier, traits = resolve(spec.rule, **spec.rule_options), drafter.traits
     if spec.rule == "block" and traits.branches:
         raise InvalidParameter("rule", f"'block' takes chains, and {spec.method} drafts trees", "use 'auto'")
     most = traits.natural_budget if spec.num_draft_tokens is None else spec.num_draft_tokens
-    policy = WalledPolicy(make_policy(spec.policy, spec.policy_options, most, traits, prices))
-    return Speculation(drafter, spec.rule, verifier, policy, most)
+    policy = make_policy(spec.policy, spec.policy_options, most, traits, prices)
+    if looks_ahead and isinstance(policy, Goodput):
+        policy = WhereFaster(policy, prices)
+    return Speculation(drafter, spec.rule, verifier, WalledPolicy(policy), most)

@@ -40,6 +40,9 @@ _MANY_ROWS = (64, 512)
 _LOOKUP = DrafterTraits()
 _UNTIL_AHEAD = 16
 """Steps without drafts after which a device that hides the host begins their passes ahead."""
+_AHEAD = 0.03
+"""As `_LEVEL` and `_SHAPE`, for passes begun ahead: those steps are short and all alike, and their price decides
+whether to draft at all."""
 _KNOTS = tuple(1 << power for power in range(14))
 
 
@@ -129,7 +132,7 @@ class LearnedPrices:
 
     def __init__(self, passes: "LearnedPass", traits: DrafterTraits = _LOOKUP, *, hides_host: bool = False) -> None:
         self.passes, self.drafts = passes, LearnedDraft(passes, traits)
-        self._ahead = LearnedPass(passes.prior) if hides_host else None
+        self._ahead = LearnedPass(passes.prior, _AHEAD, _AHEAD) if hides_host else None
         self._in_a_row, self._has_drafted = 0, False
         self._besides = MovingAverage(0.0)
         self._asked: dict[tuple[float, float], float] = {}
@@ -197,13 +200,15 @@ class LearnedPass:
 
     Args:
         prior: expected cost of a pass; only its shape matters once a pass was seen.
+        newest, newest_shape: weight of the newest pass in the level and in the shape.
 
     Attributes:
         num_passes: passes seen.
     """
 
-    def __init__(self, prior: PassSeconds) -> None:
+    def __init__(self, prior: PassSeconds, newest: float = _LEVEL, newest_shape: float = _SHAPE) -> None:
         self.prior = prior
+        self._newest, self._newest_shape = newest, newest_shape
         self._level = 0.0
         self.num_passes = 0
         self._shape = [0.0] * len(_KNOTS)
@@ -232,10 +237,10 @@ class LearnedPass:
         for knot in range(max(least, ceil(place - _REACH)), min(most, floor(place + _REACH)) + 1):
             weight = 1 - abs(knot - place) / _REACH
             weights[knot] += weight
-            shape[knot] += weight * max(_SHAPE, 1 / (1 + weights[knot])) * surprise
+            shape[knot] += weight * max(self._newest_shape, 1 / (1 + weights[knot])) * surprise
         shape[:least] = [shape[least]] * least
         shape[most + 1 :] = [shape[most]] * (len(_KNOTS) - 1 - most)
-        self._level += _LEVEL * surprise
+        self._level += self._newest * surprise
 
 
 class LearnedDraft:

@@ -18,6 +18,7 @@ from paceline.speculation.policies.disco import Classifier, Disco
 from paceline.speculation.policies.fixed import Fixed
 from paceline.speculation.policies.goodput import Goodput
 from paceline.speculation.policies.heuristic import Heuristic
+from paceline.speculation.policies.where_faster import WhereFaster
 from paceline.speculation.prices import Prices
 from paceline.speculation.traits import DrafterTraits
 
@@ -32,6 +33,7 @@ __all__ = [
     "GoodputByNode",
     "Heuristic",
     "LengthPolicy",
+    "WhereFaster",
     "make_policy",
 ]
 

@@ -1,0 +1,137 @@
+"""Drafting only where it is faster than plain decoding, on a device that hides the host's work without drafts."""
+
+import random
+
+import pytest
+
+from paceline.speculation.cost import CostProfile
+from paceline.speculation.outcome import RequestOutcome, StepOutcome, StepSeconds
+from paceline.speculation.policies import Fixed, WhereFaster
+from paceline.speculation.prices import LearnedPass, LearnedPrices
+from paceline.speculation.records import BatchStats, DraftStats
+
+PASS, HOST = 0.001, 0.0006
+AHEAD_AFTER = 6
+"""Steps without drafts after which the host's work is hidden."""
+
+
+class World:
+    """Requests that decode for good. With drafts a step takes longer and emits more tokens.
+
+    Args:
+        prior: seconds of a pass, as known beforehand.
+    """
+
+    def __init__(self, drafted: float, tokens: float, size: int = 8, prior: float = PASS) -> None:
+        self.drafted, self.tokens, self.size = drafted, tokens, size
+        prices = LearnedPrices(LearnedPass(CostProfile({1: prior, 64: prior})), hides_host=True)
+        self.policy, self.prices = WhereFaster(Fixed(4), prices), prices
+        self.seconds, self.said, self.drafts, self._in_a_row = 0.0, 0.0, [], 0
+        self._random = random.Random(0)
+
+    def step(self, num_prefill_rows: int = 0) -> None:
+        batch = BatchStats(self.size, num_prefill_rows)
+        drafts = any(self.policy.budgets([DraftStats()] * self.size, batch))
+        self._in_a_row = 0 if drafts else self._in_a_row + 1
+        seconds = self.drafted if drafts else PASS + HOST * (self._in_a_row <= AHEAD_AFTER)
+        seconds *= self._random.uniform(0.9, 1.1)
+        counts = [1] * self.size
+        if drafts:
+            counts = [max(1, round(self._random.uniform(0.5, 1.5) * self.tokens)) for _ in range(self.size)]
+        requests = [
+            RequestOutcome(str(number), num_new=count, num_draft_tokens=4 * drafts)
+            for number, count in enumerate(counts)
+        ]
+        outcome = StepOutcome(requests, num_prefill_rows, seconds=StepSeconds(verifying=seconds))
+        self.policy.observe(outcome)
+        self.prices.observe(outcome)
+        self.seconds, self.said = self.seconds + seconds, self.said + sum(counts)
+        self.drafts.append(drafts)
+
+    def run(self, seconds: float) -> float:
+        """Tokens per second and request of that time."""
+        started, said = self.seconds, self.said
+        while self.seconds < started + seconds:
+            self.step()
+        return (self.said - said) / (self.seconds - started) / self.size
+
+
+PLAIN = 1 / PASS
+
+
+def test_drafts_that_slow_decoding_down_end_and_trials_lose_little():
+    world = World(drafted=0.003, tokens=2)
+    world.run(0.5)
+    assert world.run(20) > 0.98 * PLAIN
+    assert 0.001 < sum(world.drafts) / len(world.drafts) < 0.05  # they are tried again from time to time
+
+
+def test_drafts_that_speed_decoding_up_stay():
+    world = World(drafted=0.002, tokens=3)
+    world.run(0.5)
+    assert world.run(20) > 0.98 * 3 / 0.002
+    assert not all(world.drafts)  # the other way was tried, too
+
+
+def test_without_drafts_is_not_tried_where_that_could_not_be_better():
+    world = World(drafted=0.002, tokens=6)
+    world.run(5)
+    assert all(world.drafts)
+
+
+@pytest.mark.parametrize("prior", [0.3 * PASS, 2 * PASS])
+def test_a_wrong_first_price_of_plain_decoding_is_found_out(prior):
+    slower, faster = World(0.003, 2, prior=prior), World(0.002, 3, prior=prior)
+    slower.run(4)
+    faster.run(4)
+    assert slower.run(4) > 0.95 * PLAIN
+    assert faster.run(4) > 0.95 * 3 / 0.002
+
+
+def test_traffic_that_changes_is_noticed():
+    world = World(drafted=0.003, tokens=2)
+    world.run(5)
+    world.tokens = 9
+    world.run(5)
+    assert world.run(5) > 0.95 * 3 * PLAIN
+    world.tokens = 1
+    assert world.run(5) > 0.9 * PLAIN
+
+
+def test_each_number_of_requests_is_a_case_of_its_own():
+    world = World(drafted=0.003, tokens=2, size=64)
+    world.run(2)
+    assert not world.drafts[-1]
+    world.size = 1
+    world.step()
+    assert world.drafts[-1]
+    world.size = 64
+    world.step()
+    assert not world.drafts[-1]
+
+
+def test_steps_that_read_prompts_say_nothing():
+    world = World(drafted=0.003, tokens=2)
+    for _ in range(500):
+        world.step(num_prefill_rows=64)
+    assert all(world.drafts)
+
+
+def test_a_step_that_failed_says_nothing():
+    policy = WhereFaster(Fixed(4), LearnedPrices(LearnedPass(lambda *_: PASS), hides_host=True))
+    for _ in range(300):
+        lost = StepOutcome([RequestOutcome("a", num_new=1)], seconds=StepSeconds(verifying=1.0), is_complete=False)
+        policy.observe(lost)
+    assert policy.budgets([DraftStats()], BatchStats(1)) == [4]
+
+
+def test_a_step_that_was_disturbed_changes_nothing():
+    world = World(drafted=0.002, tokens=3)
+    world.run(3)
+    assert world.drafts[-1]
+    drafted, world.drafted = world.drafted, 2.0
+    world.step()
+    world.drafted = drafted
+    for _ in range(50):
+        world.step()
+    assert all(world.drafts[-50:])
