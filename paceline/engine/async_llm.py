@@ -14,12 +14,13 @@ from statistics import harmonic_mean
 from typing import Any, TypeVar
 
 from paceline.config import SpeculativeConfig
-from paceline.engine.engine import Engine, StepOutput
+from paceline.engine.engine import Engine
 from paceline.engine.lane import Client, Lane
 from paceline.engine.llm import LLM
 from paceline.engine.metrics import EngineMetrics, Occupancy
 from paceline.engine.prometheus import prometheus_text
 from paceline.engine.prompts import Prompt
+from paceline.engine.step import StepOutput
 from paceline.engine.turns import Turns
 from paceline.errors import EngineDead
 from paceline.models.base import RunsInParts

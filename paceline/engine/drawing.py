@@ -1,8 +1,8 @@
 """Run the target pass and return what verification needs: rows of logits, or samples drawn on the model's device.
 
-A model that can sample by itself (`DrawsLaws`) answers `Question`s about each row in place of returning its logits.
-Requests that need the logits themselves (log-probabilities, or a rule that reads the whole distribution) get their
-rows. Not for rules (`sampling/`).
+A model that can sample by itself (`DrawsLaws`) answers `Question`s about each row in place of returning its logits, and
+its passes are started without waiting for them. Requests that need the logits themselves (log-probabilities, or a rule
+that reads the whole distribution) get their rows. Not for rules (`sampling/`).
 """
 
 import functools
@@ -65,41 +65,55 @@ class Scores(NamedTuple):
         return self.logits.argmax(axis=1)
 
 
-def score(
+def start_pass(
     model: CausalLM, cache: KVCache, taps: tuple[int, ...], grants: Sequence[Grant], trees: dict[str, TokenTree],
     live: dict[str, LiveSample],
-) -> dict[str, Scores]:  # fmt: skip
-    """Run one target pass over the rows of `grants`; returns its outputs by request id."""
+) -> Callable[[], dict[str, Scores]]:  # fmt: skip
+    """Start a target pass over the rows of `grants`; the returned function gives its outputs by request id.
+
+    That function waits for the pass; where the model `starts_passes` not, it runs it.
+    """
     drafts = [trees.get(grant.request.request_id, _EMPTY) for grant in grants]
     parts = [part_of(grant, tree) for grant, tree in zip(grants, drafts, strict=True)]
     sizes = [len(part.tokens) if part.logits == "all" else int(part.logits == "last") for part in parts]
     rows = build_rows(parts)
-    if not _draws(type(model)):
-        output, race = model.forward(rows, cache, taps), cast(RacesRows, model).race if _races(type(model)) else None
-        return _shares(grants, parts, sizes, [None] * len(grants), output.logits, output.taps, output.peaks, race)
+    if not starts_passes(type(model)):
+        return lambda: _computed(model, rows, cache, taps, grants, parts, sizes)
     asked = [
         _questions(grant, live[grant.request.request_id], tree, size)
         for grant, tree, size in zip(grants, drafts, sizes, strict=True)
     ]
     flat = [q for own, size in zip(asked, sizes, strict=True) for q in own or [None] * size]
-    drawn = cast(DrawsLaws, model).forward_drawn(rows, cache, taps, flat)
-    answers, row = [], 0
-    for own, size in zip(asked, sizes, strict=True):
-        answers.append(drawn.answers[row : row + size] if own else None)
-        row += size
-    return _shares(grants, parts, sizes, answers, drawn.logits, drawn.taps)
+    finish = cast(DrawsLaws, model).begin_drawn(rows, cache, taps, flat)
+
+    def drawn() -> dict[str, Scores]:
+        output, answers, row = finish(), [], 0
+        for own, size in zip(asked, sizes, strict=True):
+            answers.append(output.answers[row : row + size] if own else None)
+            row += size
+        return _shares(grants, parts, sizes, answers, output.logits, output.taps)
+
+    return drawn
+
+
+def _computed(
+    model: CausalLM, rows: Rows, cache: KVCache, taps: tuple[int, ...], grants: Sequence[Grant], parts: Sequence[Part],
+    sizes: Sequence[int],
+) -> dict[str, Scores]:  # fmt: skip
+    output, race = model.forward(rows, cache, taps), cast(RacesRows, model).race if _races(type(model)) else None
+    return _shares(grants, parts, sizes, [None] * len(grants), output.logits, output.taps, output.peaks, race)
 
 
 def plain_pass(model: CausalLM, rows: Rows, cache: KVCache) -> None:
     """Run a pass as greedy requests have it, to time it: where the device draws, logits stay there."""
-    if _draws(type(model)):
-        cast(DrawsLaws, model).forward_drawn(rows, cache, (), [LARGEST] * len(rows.logit_rows))
+    if starts_passes(type(model)):
+        cast(DrawsLaws, model).begin_drawn(rows, cache, (), [LARGEST] * len(rows.logit_rows))()
     else:
         model.forward(rows, cache)
 
 
 @functools.cache
-def _draws(kind: type) -> bool:
+def starts_passes(kind: type) -> bool:
     """Whether a model class is `DrawsLaws`; cached, because the protocol check is slow and runs at every step."""
     return issubclass(kind, DrawsLaws)
 

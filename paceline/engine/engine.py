@@ -9,18 +9,19 @@ place for policies (`speculation/`), rules (`sampling/`) or kernels (`models/`).
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from numbers import Real
-from typing import NamedTuple
+from typing import NoReturn
 
 from paceline.drafters.base import Drafter
 from paceline.engine.drafting import Drafting
-from paceline.engine.drawing import Scores, score, verdict_of
+from paceline.engine.drawing import Scores, start_pass, starts_passes, verdict_of
 from paceline.engine.grammar import Grammars
 from paceline.engine.inputs import copy_pages, settle
 from paceline.engine.live import LiveRequest, LiveSample
 from paceline.engine.metrics import EngineMetrics
 from paceline.engine.speculation import Speculation
+from paceline.engine.step import PassRows, StartedStep, StepOutput, VerifiedDraft, provenance_of, verified_draft
 from paceline.engine.step_timer import StepTimer
 from paceline.errors import EngineDead, InvalidParameter, WorkerDied, error_text
 from paceline.models.base import CausalLM, KVCache
@@ -31,53 +32,10 @@ from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
 from paceline.scheduling.pages import salt_of
 from paceline.scheduling.request import RequestState
 from paceline.scheduling.scheduler import Scheduler
-from paceline.speculation import LearnedPrices, RequestOutcome, StepOutcome, StepSeconds
-from paceline.types import CompletionOutput, FinishReason, RequestOutput, SamplingParams, TokenOutput, TokenProvenance
+from paceline.speculation import LearnedPrices, StepOutcome, StepSeconds
+from paceline.types import FinishReason, RequestOutput, SamplingParams, TokenOutput
 
 EMPTY = TokenTree()
-
-
-class PassRows(NamedTuple):
-    """Numbers of rows of one pass by kind, over all requests."""
-
-    prefill: int
-    decode: int
-    draft: int
-
-
-class VerifiedDraft(NamedTuple):
-    """The draft tree that a step verified for one sample, and the rows of that pass.
-
-    Attributes:
-        tokens, parents: of its nodes, as in `TokenTree`.
-        num_accepted: accepted nodes among the committed tokens; they form a path from the root.
-        is_own: the draft came from the request's own grammar or prediction, not from the drafter.
-        rows: of the whole pass, all requests together.
-    """
-
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-    num_accepted: int
-    is_own: bool
-    rows: PassRows
-
-
-@dataclass(slots=True)
-class StepOutput:
-    """What a step committed for one sample of a request. Not frozen, which would make it slow to construct.
-
-    Attributes:
-        completion: the finished sample, when these are its last tokens.
-        finished: the request's output, when this was its last unfinished sample.
-        draft: the verified draft; None where nothing was drafted.
-    """
-
-    request_id: str
-    tokens: tuple[TokenOutput, ...]
-    finished: RequestOutput | None = None
-    index: int = 0
-    completion: CompletionOutput | None = None
-    draft: VerifiedDraft | None = None
 
 
 class Engine:
@@ -114,6 +72,12 @@ class Engine:
         self._next_sample = fresh_seed()
         """Number of the next sample; those of two engines differ, or they would share acceptance coins (`judge`)."""
         self.metrics = EngineMetrics(scheduler)
+        self._timer = StepTimer(clock)
+        self._started: StartedStep | None = None
+        """The next step, whose pass is under way."""
+        self._starts_early = starts_passes(type(model)) and speculation.drafter.traits.is_lookup
+        """Whether the next pass is started before this one's tokens are reported. Not with drafters that run passes of
+        their own: reports would wait for these."""
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -188,24 +152,49 @@ class Engine:
         return [self._end(live, "abort") for live in request.open_samples()][-1].finished
 
     def step(self) -> list[StepOutput]:
-        """Run one target pass over the rows that the scheduler granted and return the tokens that it committed."""
-        timer = StepTimer(self._clock)
-        plan = self.scheduler.schedule(timer.now)
-        outputs = self._dismiss(plan)
-        if plan.is_empty:
-            return outputs
-        timer.scheduled()
-        trees = self._drafting.propose(plan, self._live)
-        timer.drafted(self._drafting.chosen_seconds)
-        results, failed = self._results(plan, trees)
-        timer.verified()
-        commits = self.scheduler.update(results, timer.now)
-        timer.committed()
-        rows = PassRows(plan.batch.num_prefill_rows, plan.batch.num_decodes, sum(map(len, trees.values())))
-        outputs += [self._commit(commit, timer.seconds, rows) for commit in commits]
-        outputs += [self._end(self._live[request_id], "error") for request_id in failed if request_id in self._live]
-        self._learn(plan, commits, timer)
+        """Complete one target pass over the rows that the scheduler granted and return the tokens that it committed.
+
+        On a device that runs passes by itself the next pass is started before these tokens are turned into text.
+        """
+        self._timer.resume()
+        step, self._started = self._started or self._start(), None
+        outputs = self._dismiss(step.plan)
+        if not step.plan.is_empty:
+            outputs += self._complete(step)
+        self._timer.pause(goes_on=self.has_unfinished_requests)
         return [output for output in outputs if output.tokens or output.completion]
+
+    def _start(self) -> StartedStep:
+        """Schedule and draft the next step, and start its pass."""
+        timer, seconds = self._timer, StepSeconds()
+        plan = self.scheduler.schedule(timer.now)
+        for state in plan.preempted:
+            self._drafting.release(state.request_id)
+        seconds.scheduling = timer.lap()
+        trees = self._drafting.propose(plan, self._live)
+        seconds.drafting = timer.lap()
+        seconds.chosen = min(self._drafting.chosen_seconds, seconds.drafting)
+        scores = self._start_pass(plan, trees)
+        return StartedStep(plan, trees, frozenset(self._drafting.own), scores, seconds)
+
+    def _complete(self, step: StartedStep) -> list[StepOutput]:
+        """Verify and commit a step; between that and the text of its tokens the next one may be started."""
+        timer, seconds = self._timer, step.seconds
+        results, failed = self._results(step)
+        seconds.verifying = timer.lap()
+        commits = self.scheduler.update(results, timer.now)
+        self._observe(commits)
+        outputs = [self._end(live, "error") for live in failed]
+        seconds.committing = timer.lap()
+        outcome = _outcome(step, commits)
+        self.scheduler.length.observe(outcome)
+        if self._starts_early and self.scheduler.has_work:
+            self._started = self._start()
+        self.prices.observe(outcome)
+        rows = step.rows
+        outputs += [self._commit(commit, seconds, rows) for commit in commits]
+        self.metrics.observe_step(outcome, len(step.plan.preempted), timer.now)
+        return outputs
 
     def _check_door(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, priority: int,
@@ -242,34 +231,43 @@ class Engine:
         self._requests[request.request_id] = request
 
     def _dismiss(self, plan: StepPlan) -> list[StepOutput]:
-        """End expired requests, and let the drafter release preempted ones."""
-        for state in plan.preempted:
-            self._drafting.release(state.request_id)
-        return [self._retire(self._live[state.request_id], "timeout") for state in plan.expired]
+        """End expired requests."""
+        expired = [live for state in plan.expired if (live := self._live_of(state)) is not None]
+        return [self._retire(live, "timeout") for live in expired]
 
-    def _results(self, plan: StepPlan, trees: dict[str, TokenTree]) -> tuple[list[StepResult], list[str]]:
-        """Run the pass; returns the result of each grant, and the ids of the requests that failed."""
+    def _live_of(self, state: RequestState) -> LiveSample | None:
+        """The sample with this state; None if it has ended since, whoever has its id now."""
+        live = self._live.get(state.request_id)
+        return live if live is not None and live.state is state else None
+
+    def _results(self, step: StartedStep) -> tuple[list[StepResult], list[LiveSample]]:
+        """Wait for the pass; returns the result of each grant whose request still runs, and the samples that failed."""
+        open_grants = [
+            (grant, live) for grant in step.plan.grants if (live := self._live_of(grant.request)) is not None
+        ]
         try:
-            copy_pages(self.cache, plan.copies)
-            scores = self._run(plan, trees)
+            scores = step.scores()
         except Exception as error:
-            return [], self._fail_pass(plan, error)
+            return [], self._fail_pass([live for _, live in open_grants], error)
         results, failed = [], []
-        for grant in plan.grants:
-            live = self._live[grant.request.request_id]
+        for grant, live in open_grants:
             try:
-                results.append(self._result(grant, live, trees, scores[grant.request.request_id]))
+                results.append(self._result(grant, live, step, scores[grant.request.request_id]))
             except Exception as error:
                 live.error = error
-                failed.append(grant.request.request_id)
+                failed.append(live)
         return results, failed
 
-    def _run(self, plan: StepPlan, trees: dict[str, TokenTree]) -> dict[str, Scores]:
-        """One forward pass; its outputs by request id."""
-        return score(self._model, self.cache, self.drafter.traits.taps, plan.grants, trees, self._live)
+    def _start_pass(self, plan: StepPlan, trees: dict[str, TokenTree]) -> Callable[[], dict[str, Scores]]:
+        """Start a forward pass; see `StartedStep.scores`."""
+        try:
+            copy_pages(self.cache, plan.copies)
+            return start_pass(self._model, self.cache, self.drafter.traits.taps, plan.grants, trees, self._live)
+        except Exception as error:
+            return partial(_raise, error)
 
-    def _fail_pass(self, plan: StepPlan, error: Exception) -> list[str]:
-        """Handle a failed pass: its requests, whose ids are returned, end with `error`; all others are recomputed.
+    def _fail_pass(self, inside: list[LiveSample], error: Exception) -> list[LiveSample]:
+        """Handle a failed pass: samples `inside` it, which are returned, end with `error`; all others are recomputed.
 
         Raises:
             EngineDead: a pass without any request fails too, or the model is closed.
@@ -278,12 +276,11 @@ class Engine:
         if isinstance(error, WorkerDied | EngineDead):
             raise error
         self._probe(error)
-        failed = [grant.request.request_id for grant in plan.grants]
-        for request_id in failed:
-            self._live[request_id].error = error
+        for live in inside:
+            live.error = error
         for state in self.scheduler.restart():
             self._drafting.release(state.request_id)
-        return failed
+        return inside
 
     def _probe(self, error: Exception) -> None:
         """Run a one-row pass on a separate cache. Raises EngineDead when that fails too."""
@@ -292,7 +289,7 @@ class Engine:
         except Exception:
             raise EngineDead(f"a pass failed, and so does one without any request: {error_text(error)}") from error
 
-    def _result(self, grant: Grant, live: LiveSample, trees: dict[str, TokenTree], scores: Scores) -> StepResult:
+    def _result(self, grant: Grant, live: LiveSample, step: StartedStep, scores: Scores) -> StepResult:
         """Verify one grant's draft and move the cache rows of the accepted path to the slots of their positions.
 
         Raises the request's own error, where it has one.
@@ -308,7 +305,7 @@ class Engine:
             scores = scores if rows is scores.logits else scores._replace(logits=rows, peaks=None)
         if not grant.needs_logits:
             return result
-        tree = trees.get(request_id, EMPTY)
+        tree = step.trees.get(request_id, EMPTY)
         verdict = verdict_of(live, tree, scores)
         if scores.logits is not None:
             live.scores.read(tree, verdict, scores.logits)
@@ -324,17 +321,24 @@ class Engine:
             result.tokens, result.parents = tree.tokens, tree.parents
             result.promised = sum(tree.chances or ())
             result.rejected, result.num_refused = verdict.kind == "recovered", verdict.num_rejected
-            result.is_own = request_id in self._drafting.own
+            result.is_own = request_id in step.own
             if self.drafter.traits.watches:
                 result.picks = scores.picks()
         return result
 
+    def _observe(self, commits: Sequence[Commit]) -> None:
+        """Tell drafter, prediction and grammar what was committed: the next drafts follow from it."""
+        for commit in commits:
+            live = self._live[commit.request.request_id]
+            live.said += commit.token_ids
+            self._drafting.observe(commit.outcome, live)
+            if commit.token_ids and live.error is None:
+                live.learn(commit.outcome)
+
     def _commit(self, commit: Commit, seconds: StepSeconds, rows: PassRows) -> StepOutput:
         """Detokenise committed tokens and update counters; retire the sample when it is finished."""
-        state, outcome, reason = commit.request, commit.outcome, commit.finish_reason
-        live = self._live[state.request_id]
-        live.said += commit.token_ids
-        self._drafting.observe(outcome, live)
+        outcome, reason = commit.outcome, commit.finish_reason
+        live = self._live[commit.request.request_id]
         live.counters.book(seconds, decoded=not outcome.num_prefill_tokens)
         if not commit.token_ids:
             return StepOutput(live.request_id, (), None, live.index)
@@ -343,12 +347,11 @@ class Engine:
         try:
             if live.error is not None:
                 raise live.error
-            tokens = live.commit(commit.token_ids, _provenance(commit), reason is not None)
+            tokens = live.commit(commit.token_ids, provenance_of(commit), reason is not None)
         except Exception as error:
             live.error = error
             return self._end(live, "error")
-        live.learn(outcome)
-        draft = _verified(outcome, rows)
+        draft = verified_draft(outcome, rows)
         if reason:
             return self._retire(live, reason, tokens, draft)
         return StepOutput(live.request_id, tokens, None, live.index, None, draft)
@@ -372,34 +375,21 @@ class Engine:
         if output is not None:
             del self._requests[live.request_id]
             self.metrics.observe_request(output)
+        if not self._live:
+            self._started = None  # nobody waits for its pass
         return StepOutput(live.request_id, tokens, output, live.index, completion, draft)
 
-    def _learn(self, plan: StepPlan, commits: Sequence[Commit], timer: StepTimer) -> None:
-        """Report the step's outcome to the length policy, the prices and the metrics."""
-        step = StepOutcome(
-            [commit.outcome for commit in commits],
-            plan.batch.num_prefill_rows,
-            plan.batch.mean_context,
-            timer.finished(),
-            len(commits) == len(plan.grants),
-        )
-        self.scheduler.length.observe(step)
-        self.prices.observe(step)
-        self.metrics.observe_step(step, len(plan.preempted), timer.now)
+
+def _outcome(step: StartedStep, commits: Sequence[Commit]) -> StepOutcome:
+    batch = step.plan.batch
+    return StepOutcome(
+        [commit.outcome for commit in commits],
+        batch.num_prefill_rows,
+        batch.mean_context,
+        step.seconds,
+        len(commits) == len(step.plan.grants),
+    )
 
 
-def _verified(outcome: RequestOutcome, rows: PassRows) -> VerifiedDraft | None:
-    if not outcome.num_draft_tokens:
-        return None
-    return VerifiedDraft(outcome.tokens, outcome.parents, outcome.num_accepted, outcome.is_own, rows)
-
-
-def _provenance(commit: Commit) -> list[TokenProvenance]:
-    """The provenance of each committed token."""
-    outcome = commit.outcome
-    own: TokenProvenance = "target"
-    if outcome.num_draft_tokens:
-        own = "recovered" if outcome.level_refused else "bonus" if outcome.num_accepted else "target"
-    kinds: list[TokenProvenance] = ["drafted"] * outcome.num_accepted
-    kinds.append(own)
-    return kinds[: outcome.num_new]
+def _raise(error: Exception) -> NoReturn:
+    raise error

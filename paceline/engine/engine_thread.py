@@ -12,7 +12,8 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from paceline.engine.engine import Engine, StepOutput
+from paceline.engine.engine import Engine
+from paceline.engine.step import StepOutput
 from paceline.engine.turns import Turns
 from paceline.errors import EngineDead, error_text
 

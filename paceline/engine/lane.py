@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TypeVar
 
-from paceline.engine.engine import Engine, StepOutput
+from paceline.engine.engine import Engine
 from paceline.engine.engine_thread import EngineThread
+from paceline.engine.step import StepOutput
 from paceline.errors import EngineDead
 
 _T = TypeVar("_T")

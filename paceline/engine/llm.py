@@ -11,12 +11,13 @@ from typing import Any
 from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
 from paceline.drafters.registry import AUTO, resolve_drafter
 from paceline.engine.build import build_engine, load, silent
-from paceline.engine.engine import Engine, StepOutput
+from paceline.engine.engine import Engine
 from paceline.engine.memory import cache_capacity
 from paceline.engine.pass_costs import pass_costs, step_seconds
 from paceline.engine.profiles import dtype_of
 from paceline.engine.progress import watched
 from paceline.engine.prompts import Message, Prompt, Prompts, as_list, named, per_prompt
+from paceline.engine.step import StepOutput
 from paceline.engine.turnstile import Turnstile
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, RunsInParts

@@ -1,45 +1,34 @@
-"""`StepTimer`: times the phases of one step. Not for anything that lasts longer."""
+"""`StepTimer`: times the phases of an engine's steps. Not for what callers do between two steps."""
 
 from collections.abc import Callable
 
-from paceline.speculation import StepSeconds
-
 
 class StepTimer:
-    """Starts at construction; each method marks the end of a phase.
+    """A stopwatch that runs while the engine works on steps.
+
+    All its time is in some phase of some step: what follows the last phase of a step is in the first lap after it.
 
     Attributes:
         now: the latest reading of the clock.
-        seconds: the phases so far.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.seconds = StepSeconds()
-        self.now = clock()
+        self.now = self._before = clock()
+        self._held = 0.0
 
-    def scheduled(self) -> None:
-        """End of scheduling."""
-        self.seconds.scheduling = self._lap()
+    def resume(self) -> None:
+        """Run again after `pause`."""
+        self.now = self._clock()
+        self._before = self.now - self._held
 
-    def drafted(self, chosen: float = 0.0) -> None:
-        """End of drafting; `chosen` is the part whose cost the drafter had weighed itself (`StepSeconds.chosen`)."""
-        self.seconds.drafting = self._lap()
-        self.seconds.chosen = min(chosen, self.seconds.drafting)
+    def pause(self, *, goes_on: bool) -> None:
+        """Stop. Unless the next step `goes_on` with the same requests, the unfinished lap is discarded."""
+        self.now = self._clock()
+        self._held = self.now - self._before if goes_on else 0.0
 
-    def verified(self) -> None:
-        """End of the target pass and verification."""
-        self.seconds.verifying = self._lap()
-
-    def committed(self) -> None:
-        """End of the scheduler's update."""
-        self.seconds.committing = self._lap()
-
-    def finished(self) -> StepSeconds:
-        """End of the step, text and drafters' `observe` included; returns the seconds of all phases."""
-        self.seconds.committing += self._lap()
-        return self.seconds
-
-    def _lap(self) -> float:
-        before, self.now = self.now, self._clock()
-        return self.now - before
+    def lap(self) -> float:
+        """Seconds since the latest lap ended."""
+        self.now = self._clock()
+        seconds, self._before = self.now - self._before, self.now
+        return seconds

@@ -169,10 +169,13 @@ class DrawnOutput:
 class DrawsLaws(Protocol):
     """A `CausalLM` that can sample and verify on its own device, without returning logits."""
 
-    def forward_drawn(
+    def begin_drawn(
         self, rows: Rows, cache: KVCache, taps: tuple[int, ...], questions: Sequence[Question | None]
-    ) -> DrawnOutput:
-        """One pass as `CausalLM.forward`; `questions` has one entry per logit row, None to return that row's logits."""
+    ) -> Callable[[], DrawnOutput]:
+        """Start a pass as `CausalLM.forward` runs one; the returned function waits for it.
+
+        `questions` has one entry per logit row, None to return that row's logits. A pass need not be waited for.
+        """
         ...
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from paceline.config import SpeculativeConfig
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.build import silent
-from paceline.engine.engine import StepOutput, VerifiedDraft
 from paceline.engine.llm import LLM
+from paceline.engine.step import StepOutput, VerifiedDraft
 from paceline.engine.turns import Turns
 from paceline.errors import EngineDead, InvalidParameter
 from paceline.models.tokenizer import Tokenizer

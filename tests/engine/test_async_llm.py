@@ -8,9 +8,9 @@ import pytest
 from paceline.config import EngineConfig
 from paceline.engine import lane
 from paceline.engine.async_llm import AsyncLLM
-from paceline.engine.engine import StepOutput
 from paceline.engine.engine_thread import EngineThread
 from paceline.engine.llm import LLM
+from paceline.engine.step import StepOutput
 from paceline.errors import EngineDead, InvalidParameter
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, load_random

@@ -12,6 +12,7 @@ from paceline.models.cuda_executor import CudaModel, parallel
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.models.torch_executor import TorchModel
+from paceline.speculation.policies import WhereFaster
 from paceline.types import SamplingParams
 from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
 
@@ -63,8 +64,8 @@ def test_p_over_q_by_name_is_judged_with_the_same_coins(models, monkeypatch):
 
 def test_only_requests_that_want_logits_get_them(models, monkeypatch):
     model, loaded = next(iter(models.items()))
-    asked, draw = [], model.forward_drawn
-    monkeypatch.setattr(model, "forward_drawn", lambda *given: asked.append(given[3]) or draw(*given))
+    asked, draw = [], model.begin_drawn
+    monkeypatch.setattr(model, "begin_drawn", lambda *given: asked.append(given[3]) or draw(*given))
     _, found = answers(loaded, None, MIXED)
     assert found[3].outputs[0].logprobs is not None
     wanted = [sum(each is None for each in questions) for questions in asked]
@@ -124,3 +125,15 @@ def test_several_processes_have_this_executor_each(monkeypatch):
 def test_what_the_executor_does_not_know_is_refused_by_name(field):
     with pytest.raises(InvalidParameter, match="cuda executor"):
         load_executor(CHECKPOINT, EngineConfig(executor="cuda", **field), "small", silent)
+
+
+def test_only_an_executor_that_hides_the_host_compares_both_ways_of_decoding(models):
+    def policy_of(loaded, policy):
+        config = EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none")
+        engine = build_engine(loaded, config, SpeculativeConfig("suffix", policy=policy))
+        return engine.scheduler.length.inner
+
+    ours, theirs = models.values()
+    assert isinstance(policy_of(ours, "auto"), WhereFaster) == ours.model.records_passes
+    assert not isinstance(policy_of(ours, "fixed"), WhereFaster)
+    assert not isinstance(policy_of(theirs, "auto"), WhereFaster)

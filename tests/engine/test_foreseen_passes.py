@@ -55,7 +55,10 @@ def engine_of(model, num_pages, speculative=None, **config):
 
 
 def texts(engine, requests):
-    """What each of `requests`, (step of arrival, prompt, params, step of abortion or None), got."""
+    """What each of `requests`, (step of arrival, prompt, params, step of abortion or None), got that is not aborted.
+
+    Of two engines one may end a request in the step in which it would be aborted by the other.
+    """
     texts, step = {}, 0
     while engine.has_unfinished_requests or any(when >= step for when, *_ in requests):
         for number, (when, prompt, params, end) in enumerate(requests):
@@ -64,7 +67,7 @@ def texts(engine, requests):
             if end == step:
                 engine.abort(str(number))
         for output in engine.step():
-            if output.finished:
+            if output.finished and requests[int(output.request_id)][-1] is None:
                 texts[output.request_id] = [each.token_ids for each in output.finished.outputs]
         step += 1
     return texts

@@ -141,8 +141,7 @@ class Reader(BaseDrafter):
 @pytest.mark.parametrize(("tells", "is_asked"), [(True, True), (False, False)])
 def test_what_a_drafter_chose_to_spend_once_keeps_nobody_from_asking_it(engine_for, tells, is_asked):
     reader = Reader(tells)
-    engine = engine_for({"method": "ngram"}, drafter=reader)
-    engine._clock = reader.clock
+    engine = engine_for({"method": "ngram"}, drafter=reader, clock=reader.clock)
     run_all(engine, ["a chat"], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
     before = reader.num_asked
     run_all(engine, ["a text that repeats itself"], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))

@@ -67,9 +67,8 @@ def test_n_below_one_and_names_in_use_are_refused(engine_for):
 
 
 def test_a_timeout_ends_a_request_with_what_it_has_said(engine_for):
-    engine = engine_for()
     now = [0.0]
-    engine._clock = lambda: now[0]
+    engine = engine_for(clock=lambda: now[0])
     engine.add_request("late", [1, 2, 3], SamplingParams(temperature=0, max_tokens=90), timeout=10)
     for _ in range(5):
         engine.step()

@@ -111,7 +111,7 @@ def after_a_pass(count=2):
     model.expect_drafts()
     cache = model.new_cache(8)
     parts = [Part((2 * i, 2 * i + 1), 0, [5 + i], logits="last") for i in range(count)]
-    model.forward_drawn(build_rows(parts), cache, (), [LARGEST] * count)
+    model.begin_drawn(build_rows(parts), cache, (), [LARGEST] * count)()
     return model, cache
 
 

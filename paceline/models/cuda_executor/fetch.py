@@ -4,8 +4,9 @@ A copy to or from pageable memory waits for all work that was launched. Copies t
 event, so that waiting for them does not wait for work that was launched later.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import ref
 
 import numpy as np
 import torch
@@ -17,45 +18,68 @@ _SENT_BYTES = 1 << 20
 _ALIGNED = 16
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Fetched:
-    """Copies in progress; they must be waited for before the fetch after the next one."""
+    """Copies in progress, which may be waited for once."""
 
     _copies: Sequence[Tensor]
     _done: "torch.cuda.Event | None"
+    has_arrived: bool = False
 
     def wait(self) -> list[np.ndarray]:
         """Wait for the copies and return them; later fetches do not overwrite them."""
         if self._done is None:
             return [copy.numpy() for copy in self._copies]
         self._done.synchronize()
-        return [copy.numpy().copy() for copy in self._copies]
+        found = [copy.numpy().copy() for copy in self._copies]
+        self.has_arrived = True
+        return found
+
+
+class _Buffer:
+    """Pinned memory for one fetch at a time."""
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(_BYTES, dtype=torch.uint8, pin_memory=True)
+        self.arrived = torch.cuda.Event()
+        self.user: Callable[[], Fetched | None] = lambda: None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody will read it any more. A copy that is still on its way ends before a later one begins."""
+        user = self.user()
+        return user is None or user.has_arrived
 
 
 class Fetch:
-    """Copies from `device`, of which two may be on their way at once."""
+    """Copies from `device`. Any number may be on their way; one that nobody waits for may be dropped."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._turn = device, 0
-        self._buffers: list[Tensor] = []
+        self._device = device
+        self._buffers: list[_Buffer] = []
 
     def __call__(self, *tables: Tensor) -> Fetched:
         """Start to copy `tables`, with the contents that they have after all work launched so far."""
         sizes = [-(-table.nbytes // _ALIGNED) * _ALIGNED for table in tables]
         if self._device.type != "cuda" or sum(sizes) > _BYTES:
             return Fetched([table.to("cpu", copy=True) for table in tables], None)
-        if not self._buffers:
-            self._buffers = [torch.empty(_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_BUFFERS)]
-            self._events = [torch.cuda.Event() for _ in range(_BUFFERS)]
-        self._turn = (self._turn + 1) % _BUFFERS
+        buffer = self._free_buffer()
         copies, start = [], 0
         for table, size in zip(tables, sizes, strict=True):
-            place = self._buffers[self._turn][start : start + table.nbytes].view(table.dtype).view(table.shape)
+            place = buffer.memory[start : start + table.nbytes].view(table.dtype).view(table.shape)
             copies.append(place.copy_(table, non_blocking=True))
             start += size
-        done = self._events[self._turn]
-        done.record(torch.cuda.current_stream(self._device))  # the default would be the current device's stream
-        return Fetched(copies, done)
+        buffer.arrived.record(torch.cuda.current_stream(self._device))  # the default would be the current device's
+        fetched = Fetched(copies, buffer.arrived)
+        buffer.user = ref(fetched)
+        return fetched
+
+    def _free_buffer(self) -> _Buffer:
+        for buffer in self._buffers:
+            if buffer.is_free:
+                return buffer
+        self._buffers.append(_Buffer())
+        return self._buffers[-1]
 
 
 class Send:

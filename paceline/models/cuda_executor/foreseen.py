@@ -64,6 +64,10 @@ Follow = Callable[[Pending | None], Decided | None]
 """Launches the draft after a pass, if it can; is given None when there is a pass from which no draft is to follow."""
 
 
+Answered = Callable[[], tuple[np.ndarray, DeviceStates | None]]
+"""Waits for a pass; the table of answers [K, n] to its questions, and the states of its taps, None without taps."""
+
+
 class Launch(Protocol):
     """Starts a pass."""
 
@@ -126,15 +130,12 @@ class Foreseen:
         self._verdicts = Verdicts.on(picks.device, kernels)
 
     def knows(self, rows: Rows, cache: CudaKVCache, questions: Sequence[Question | None]) -> bool:
-        """Whether the step after these rows may be predictable, so that they should be passed to `answers`."""
+        """Whether the step after these rows may be predictable, so that they should be passed to `begin`."""
         has_drafts = self.verifies_early or cache.lookups is not None
         return is_plain(rows, questions) or (has_drafts and are_chains(rows, questions))
 
-    def answers(
-        self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions
-    ) -> tuple[np.ndarray, DeviceStates | None]:
-        """The table of answers [K, n] for `rows` that it `knows`, and the states of `taps` [K, ..], None without taps;
-        waits for the device."""
+    def begin(self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions) -> Answered:
+        """Launch the pass over `rows` that it `knows`, if it was not, and perhaps the one after it."""
         ahead, self._next = self._next, None
         own = None if ahead is None else ahead.places_of(rows, cache, taps, questions)
         starts = starts_of(rows)
@@ -151,22 +152,30 @@ class Foreseen:
         decided = self._drafted_after(current, rows, starts, own, cache)
         if self._next is None and not decided and self._is_worth_it():
             self._next = self._begun_after(current, rows, own, cache, questions)
-        [table] = current.fetched.wait()
-        table = table[own]
-        roots, picks = roots_after(rows, starts, table), picks_of(table).astype(np.int32)
-        counts = roots.positions - rows.positions[starts]
-        if self._next is not None and not self._next.learn(roots, counts, picks):
-            self._next = None
-        for tell in decided:
-            tell(counts, picks)
-        if current is not ahead and self._next is None and num_graphs == len(cache.graphs):  # one pass and no more
-            self._pass_seconds += _MEMORY * (self._clock() - began - self._pass_seconds)
-        self._last = _Ended(ref(cache), cache.changes, taps, roots)
-        states = current.states
-        if states is not None and len(own) < len(states):
-            states = states[own.tolist()]
-        self._returned = self._clock()
-        return table, states
+        after, has_recorded = self._next, num_graphs != len(cache.graphs)
+        host_seconds = self._clock() - began
+
+        def finish() -> tuple[np.ndarray, DeviceStates | None]:
+            resumed = self._clock()
+            [table] = current.fetched.wait()
+            table = table[own]
+            roots, picks = roots_after(rows, starts, table), picks_of(table).astype(np.int32)
+            counts = roots.positions - rows.positions[starts]
+            is_right = after is None or after.learn(roots, counts, picks)
+            if self._next is after and not is_right:
+                self._next = None
+            for tell in decided:
+                tell(counts, picks)
+            if current is not ahead and (after is None or not is_right) and not has_recorded:  # one pass and no more
+                self._pass_seconds += _MEMORY * (self._clock() - resumed + host_seconds - self._pass_seconds)
+            self._last = _Ended(ref(cache), cache.changes, taps, roots)
+            states = current.states
+            if states is not None and len(own) < len(states):
+                states = states[own.tolist()]
+            self._returned = self._clock()
+            return table, states
+
+        return finish
 
     def follow(self, method: Follow) -> None:
         """Call a method of some drafter before the answers of each pass are fetched, as long as that drafter lives."""

@@ -4,7 +4,7 @@ A pass packs its rows on the host, moves them with one copy, and replays the gra
 device only to fetch the logits. Mixtures of experts, and machines without Triton, run without graphs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention
 from paceline.models.cuda_executor.block_matrix import put_blocks
 from paceline.models.cuda_executor.fetch import Fetch, Send
-from paceline.models.cuda_executor.foreseen import Follow, Foreseen, Told
+from paceline.models.cuda_executor.foreseen import Answered, Follow, Foreseen, Told
 from paceline.models.cuda_executor.graphs import GraphCapture, Outputs, on_device
 from paceline.models.cuda_executor.invariant import row_invariant
 from paceline.models.cuda_executor.laws import Wide, answers_of, peaks_of, picks_of, read_answers
@@ -186,14 +186,13 @@ class CudaModel(TorchModel):
         return fetched(launched.logits, self._by_tap(launched.states, taps))
 
     @torch.inference_mode()
-    def forward_drawn(
+    def begin_drawn(
         self, rows: Rows, cache: KVCache, taps: tuple[int, ...], questions: Sequence[Question | None]
-    ) -> DrawnOutput:
+    ) -> Callable[[], DrawnOutput]:
         """See `DrawsLaws`: questions are copied to the device before the pass, and only answers and rows come back."""
         if isinstance(cache, CudaKVCache) and self._foreseen.knows(rows, cache, questions) and self.passes.fits(rows):
-            table, kept = self._foreseen.answers(rows, cache, taps, cast(Sequence[Question], questions))
-            no_logits = np.empty((0, self.config.vocab_size), np.float32)
-            return DrawnOutput(read_answers(table, questions), no_logits, self._held(kept, taps))
+            answered = self._foreseen.begin(rows, cache, taps, cast(Sequence[Question], questions))
+            return partial(self._finish_foreseen, answered, taps, questions)
         self._foreseen.pass_over()
         wide = self._wide(questions)
         wanted = [row for row, each in enumerate(questions) if each is None]
@@ -201,9 +200,21 @@ class CudaModel(TorchModel):
         logits, states, peaks = self.launch(rows, cache, taps)
         asked = [] if index is None else [logits[index]]
         kept = None if states is None else DeviceStates(states.clone())
-        table, *copies = self._fetch(self._answers(logits, peaks, wide), *asked).wait()
-        given = copies[0] if asked else np.empty((0, self.config.vocab_size), np.float32)
-        return DrawnOutput(read_answers(table, questions), given, self._held(kept, taps))
+        fetched = self._fetch(self._answers(logits, peaks, wide), *asked)
+
+        def finish() -> DrawnOutput:
+            table, *copies = fetched.wait()
+            given = copies[0] if asked else np.empty((0, self.config.vocab_size), np.float32)
+            return DrawnOutput(read_answers(table, questions), given, self._held(kept, taps))
+
+        return finish
+
+    def _finish_foreseen(
+        self, answered: Answered, taps: tuple[int, ...], questions: Sequence[Question | None]
+    ) -> DrawnOutput:  # fmt: skip
+        table, kept = answered()
+        no_logits = np.empty((0, self.config.vocab_size), np.float32)
+        return DrawnOutput(read_answers(table, questions), no_logits, self._held(kept, taps))
 
     def _by_tap(self, states: Tensor | None, taps: tuple[int, ...]) -> Taps:
         """The states of each tap, [M, hidden]."""

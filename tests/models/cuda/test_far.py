@@ -81,7 +81,7 @@ def test_answers_to_questions_of_every_kind():
     ]
     with far_device():
         outputs = [
-            model.forward_drawn(rows, model.new_cache(1), (2,), [*asked, None])
+            model.begin_drawn(rows, model.new_cache(1), (2,), [*asked, None])()
             for model in pair(RandomCheckpoint(FAMILIES["plain"]), deterministic=True, attention="by_position")
         ]
     assert [one and one.pick for one in outputs[0].answers] == [one and one.pick for one in outputs[1].answers]
@@ -113,7 +113,7 @@ def test_drawn_passes_that_are_launched_ahead(law, monkeypatch):
             foreseen._share, foreseen._host_seconds, foreseen._pass_seconds = 1e9, 1.0, 1.0
             for step in range(8):
                 [question] = questions_about(TokenTree(), warper, noise, step + 1, "draws")
-                drawn = model.forward_drawn(build_rows([Part((0,), step, own[-1:])]), cache, (), [question])
+                drawn = model.begin_drawn(build_rows([Part((0,), step, own[-1:])]), cache, (), [question])()
                 own.append(drawn.answers[0].pick)
             assert foreseen.num_taken > 4
             picks.append(own)

@@ -54,11 +54,25 @@ def test_tables_of_any_format_are_waited_for_together(waited):
     assert waited == [1] * 4
 
 
-def test_two_copies_are_on_their_way_at_once(waited):
+def test_any_number_of_copies_are_on_their_way_at_once(waited):
     fetch = Fetch(SECOND)
-    tables = [torch.full((2, 2), float(number), dtype=torch.float64) for number in range(2)]
+    tables = [torch.full((2, 2), float(number), dtype=torch.float64) for number in range(5)]
     for copy, table in zip([fetch(table) for table in tables], tables, strict=True):
         assert copy.wait()[0].tolist() == table.tolist()
+
+
+def test_memory_of_copies_that_arrived_or_are_not_wanted_is_used_again(waited, monkeypatch):
+    allocated, empty = [], torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **how: allocated.append(size) or empty(*size, **how))
+    fetch = Fetch(SECOND)
+    held = fetch(torch.full((2, 2), 7.0))
+    for number in range(6):
+        copy = fetch(torch.full((2, 2), float(number)))
+        if number % 2:
+            copy.wait()
+        del copy
+    assert len(allocated) == 2
+    assert held.wait()[0].tolist() == [[7.0, 7.0]] * 2
 
 
 def test_a_large_table_and_one_that_is_here_are_copied_at_once(waited):

@@ -68,7 +68,7 @@ def begun(model, lengths=(20, 9)):
 
 
 def answers(model, rows, cache):
-    drawn = model.forward_drawn(rows, cache, (), [GREEDY] * len(rows.slots))
+    drawn = model.begin_drawn(rows, cache, (), [GREEDY] * len(rows.slots))()
     return [answer.pick for answer in drawn.answers]
 
 
@@ -172,7 +172,7 @@ def picks_of_draws(model, steps, laws, change=lambda step, asked: asked):
     tokens, texts = [4, 60], []
     for step in range(steps):
         asked = change(step, [drawn_at(step, **law) for law in laws])
-        drawn = model.forward_drawn(rows(tokens), cache, (), asked)
+        drawn = model.begin_drawn(rows(tokens), cache, (), asked)()
         tokens = [answer.pick for answer in drawn.answers]
         texts.append(tokens)
     return texts
@@ -228,8 +228,8 @@ def test_draws_are_launched_on_the_models_own_device(model, monkeypatch):
     model._race = race
     cache, rows = begun(model)
     drawn = [drawn_at(0), drawn_at(0)]
-    model.forward_drawn(rows([4, 60]), cache, (), drawn)  # and the pass after it, ahead
-    model.forward_drawn(rows([5, 61]), cache, (), [drawn[0], None])
+    model.begin_drawn(rows([4, 60]), cache, (), drawn)()  # and the pass after it, ahead
+    model.begin_drawn(rows([5, 61]), cache, (), [drawn[0], None])()
     assert launched_on == ["cpu"] * 3
 
 

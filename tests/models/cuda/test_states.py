@@ -65,7 +65,7 @@ def test_states_of_a_pass_stay_what_they_were(attention):
     for step, token in enumerate(tokens_of(6)):
         rows = build_rows([Part((0,), step, [token])])
         wanted.append(model.forward(rows, model_with(cache, model), (0, 2)).taps)
-        kept.append(model.forward_drawn(rows, cache, (0, 2), [LARGEST]).taps)
+        kept.append(model.begin_drawn(rows, cache, (0, 2), [LARGEST])().taps)
     for found, want in zip(kept, wanted, strict=True):
         for tap in (0, 2):
             np.testing.assert_array_equal(np.asarray(found[tap]), want[tap])
@@ -94,7 +94,7 @@ def test_passes_with_taps_are_launched_ahead(taps):
     for step in range(8):
         texts = (0, 1) if step < 4 else (1,)
         rows = build_rows([Part((text,), step, tokens[text][-1:]) for text in texts])
-        drawn = model.forward_drawn(rows, caches[0], taps, [LARGEST] * len(texts))
+        drawn = model.begin_drawn(rows, caches[0], taps, [LARGEST] * len(texts))()
         want = alone.forward(rows, caches[1], taps)
         assert [one.pick for one in drawn.answers] == want.logits.argmax(1).tolist()
         for text, one in zip(texts, drawn.answers, strict=True):
@@ -114,7 +114,7 @@ def test_a_pass_launched_ahead_with_other_taps_is_not_taken():
     cache, said = model.new_cache(1), [7]
     for step in range(6):
         taps = (0,) if step < 3 else (0, 2)
-        drawn = model.forward_drawn(build_rows([Part((0,), step, said[-1:])]), cache, taps, [LARGEST])
+        drawn = model.begin_drawn(build_rows([Part((0,), step, said[-1:])]), cache, taps, [LARGEST])()
         assert set(drawn.taps) == set(taps)
         said.append(drawn.answers[0].pick)
     assert 0 < model._foreseen.num_taken < 5

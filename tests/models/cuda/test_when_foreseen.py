@@ -48,7 +48,7 @@ class Steps:
             self.now += HOST
             self._cache.changes += not follow
             rows = build_rows([Part(range(40), self._place, [5])])
-            table, states = self.foreseen.answers(rows, self._cache, (), [GREEDY])
+            table, states = self.foreseen.begin(rows, self._cache, (), [GREEDY])()
             assert table.tolist() == [[5.0, 1.0]] and states is None
             self._place += 1
 

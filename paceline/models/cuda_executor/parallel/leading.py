@@ -6,7 +6,7 @@ the device or changes a cache is told to the other ranks, which execute the same
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -118,12 +118,18 @@ class LeadingModel(CudaModel):
         with self.ranks.checked():
             return super().forward(rows, cache, taps)
 
-    def forward_drawn(
+    def begin_drawn(
         self, rows: Rows, cache: KVCache, taps: tuple[int, ...], questions: Sequence[Question | None]
-    ) -> DrawnOutput:
-        """As `CudaModel.forward_drawn`."""
+    ) -> Callable[[], DrawnOutput]:
+        """As `CudaModel.begin_drawn`."""
         with self.ranks.checked():
-            return super().forward_drawn(rows, cache, taps, questions)
+            finish = super().begin_drawn(rows, cache, taps, questions)
+
+        def finish_checked() -> DrawnOutput:
+            with self.ranks.checked():
+                return finish()
+
+        return finish_checked
 
     def draft_chains(self, rows: Rows, cache: KVCache, num_tokens: int, draws: Draws | None = None) -> ChainDraft:
         """As `CudaModel.draft_chains`; every rank draws, from the same logits."""
