@@ -3,9 +3,10 @@
     python benchmarks/simulated_device.py --requests 8 --pass-ms 0.72 --drafted-ms 0.85
 
 The cuda executor on CPU tensors stages rows, launches passes ahead and answers questions as on a GPU, but a pass only
-ends a given time after the one before it. Its tokens are a function of the tokens it is given, which the drafter knows
-and misses one time in five. Prints tokens per second plainly, with drafts of four and with adaptive drafts, in runs one
-after another: policies learn. Not for the speed of passes (`gpu.py`).
+ends a given time after the one before it. Its tokens are a function of the tokens and positions it is given, which the
+drafter knows and misses one time in five. Prints tokens per second plainly, with drafts of four, with adaptive drafts,
+and with `suffix`, which remembers the answers of earlier runs; in runs one after another, because policies learn. Not
+for the speed of passes (`gpu.py`).
 """
 
 import argparse
@@ -28,6 +29,8 @@ from paceline.models.cuda_executor.paged_rows import num_splits  # noqa: E402
 from paceline.models.cuda_executor.passes import Launched  # noqa: E402
 
 NUM_DRAFTS, LENGTH, VOCABULARY, _TILE = 4, 128, 151_936, 4
+_WORDS, _SURPRISES, _PRIME = 150, 0.5, 1_000_003
+"""Texts have this many different tokens, and at this share of places one that does not follow from the latest."""
 
 
 def main() -> None:
@@ -37,13 +40,14 @@ def main() -> None:
     bench.__dict__["checkpoint"] = RandomWeights(replace(qwen_config("quick"), vocab_size=VOCABULARY))
     seconds = Seconds(args.requests, args.pass_ms / 1e3, args.drafted_ms / 1e3)
     simulate(bench.model, seconds)
-    prompts = bench.prompts(args.requests)
+    prompts = [[token % _WORDS for token in prompt] for prompt in bench.prompts(args.requests)]
     answers = {tuple(prompt): answer(prompt) for prompt in prompts}
     found: dict[str, list[int]] = {}
     for name, engine in (
         ("plain", bench.engine(bench.model)),
         ("fixed", bench.engine(bench.model, NUM_DRAFTS, answers)),
         ("auto", bench.engine(bench.model, NUM_DRAFTS, answers, "auto")),
+        ("suffix", bench.engine(bench.model, NUM_DRAFTS, policy="auto", method="suffix")),
     ):
         runs = [answer_all(engine, prompts, LENGTH) for _ in range(args.runs)]
         found[name] = [round(figures["tokens_per_second"]) for _, figures in runs]
@@ -86,7 +90,9 @@ def simulate(model: Any, seconds: Callable[[int], float]) -> None:
             model.passes._staging.place(rows, cache.spare_slot, _TILE, num_splits(rows))
         free[0] = max(time.perf_counter(), free[0]) + seconds(len(rows.token_ids))
         tokens = rows.token_ids[rows.logit_rows].astype(np.int64)
-        picks[0] = following(picks[0][-1 - tokens] if is_foreseen else tokens)
+        if is_foreseen:
+            tokens = np.where(tokens < 0, picks[0][np.maximum(0, -1 - tokens)], tokens)
+        picks[0] = following(tokens, rows.positions[rows.logit_rows].astype(np.int64))
         peaks = torch.from_numpy(np.stack([picks[0], np.zeros(len(tokens))], axis=1).astype(np.float64))
         return Launched(logits[: len(tokens)], None, peaks)
 
@@ -98,16 +104,17 @@ def simulate(model: Any, seconds: Callable[[int], float]) -> None:
     model._foreseen._has_recorded = lambda *_: True
 
 
-def following(tokens: Any) -> Any:
-    """The token after each of `tokens`."""
-    return (tokens * 7919 + 13) % VOCABULARY
+def following(tokens: Any, positions: Any) -> Any:
+    """The token after each of `tokens` at `positions`."""
+    mixed = ((tokens * 48_271 + positions * 40_503 + 12_345) % _PRIME) ** 2 % _PRIME
+    return np.where(mixed < _SURPRISES * _PRIME, mixed * 7919 % _WORDS, (tokens * 31 + 7) % _WORDS)
 
 
 def answer(prompt: list[int]) -> list[int]:
     """The prompt and what is said after it."""
     said = list(prompt)
     for _ in range(LENGTH):
-        said.append(int(following(said[-1])))
+        said.append(int(following(said[-1], len(said) - 1)))
     return said
 
 

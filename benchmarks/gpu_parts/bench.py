@@ -104,10 +104,11 @@ class Bench:
         )  # fmt: skip
 
     def engine(
-        self, model: Any, num_drafts: int = 0, answers: dict | None = None, policy: Any = "fixed", drafter: Any = None
-    ) -> Any:
+        self, model: Any, num_drafts: int = 0, answers: dict | None = None, policy: Any = "fixed", drafter: Any = None,
+        method: str = "ngram",
+    ) -> Any:  # fmt: skip
         """An engine around `model` that drafts up to `num_drafts` tokens of the recorded `answers` each step, or by
-        `drafter`."""
+        `drafter`, or by `method`."""
         from paceline.config import EngineConfig, SpeculativeConfig
         from paceline.engine.build import build_engine
         from paceline.models.loaded import LoadedModel
@@ -118,7 +119,7 @@ class Bench:
         config = EngineConfig(
             executor="cuda", device=self.device, kv_cache_memory_bytes=room, profile="none", prefix_caching=False
         )  # fmt: skip
-        spec = SpeculativeConfig("ngram" if num_drafts else "plain", policy=policy, num_draft_tokens=num_drafts)
+        spec = SpeculativeConfig(method if num_drafts else "plain", policy=policy, num_draft_tokens=num_drafts)
         drafter = make_recorded(answers, self.errors) if answers else drafter
         return build_engine(LoadedModel(source, model), config, spec, drafter=drafter)
 
