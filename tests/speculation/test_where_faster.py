@@ -1,18 +1,32 @@
 """Drafting only where it is faster than plain decoding, on a device that hides the host's work without drafts."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from paceline.speculation.cost import CostProfile
 from paceline.speculation.outcome import RequestOutcome, StepOutcome, StepSeconds
-from paceline.speculation.policies import Fixed, WhereFaster
+from paceline.speculation.policies import Goodput, WhereFaster
 from paceline.speculation.prices import LearnedPass, LearnedPrices
 from paceline.speculation.records import BatchStats, DraftStats
+from paceline.speculation.traits import DrafterTraits
 
 PASS, HOST = 0.001, 0.0006
 AHEAD_AFTER = 6
 """Steps without drafts after which the host's work is hidden."""
+
+
+class Always(Goodput):
+    """Drafts of four for all, until it `gives_up`."""
+
+    gives_up = False
+
+    def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
+        return [0 if self.gives_up else self.max_length] * len(requests)
+
+    def observe(self, step: StepOutcome) -> None:
+        """Nothing to learn."""
 
 
 class World:
@@ -25,7 +39,8 @@ class World:
     def __init__(self, drafted: float, tokens: float, size: int = 8, prior: float = PASS) -> None:
         self.drafted, self.tokens, self.size = drafted, tokens, size
         prices = LearnedPrices(LearnedPass(CostProfile({1: prior, 64: prior})), hides_host=True)
-        self.policy, self.prices = WhereFaster(Fixed(4), prices), prices
+        self.inner, self.prices = Always(prices, max_length=4), prices
+        self.policy = WhereFaster(self.inner, prices)
         self.seconds, self.said, self.drafts, self._in_a_row = 0.0, 0.0, [], 0
         self._random = random.Random(0)
 
@@ -118,7 +133,8 @@ def test_steps_that_read_prompts_say_nothing():
 
 
 def test_a_step_that_failed_says_nothing():
-    policy = WhereFaster(Fixed(4), LearnedPrices(LearnedPass(lambda *_: PASS), hides_host=True))
+    prices = LearnedPrices(LearnedPass(lambda *_: PASS), hides_host=True)
+    policy = WhereFaster(Always(prices, max_length=4), prices)
     for _ in range(300):
         lost = StepOutcome([RequestOutcome("a", num_new=1)], seconds=StepSeconds(verifying=1.0), is_complete=False)
         policy.observe(lost)
@@ -135,3 +151,20 @@ def test_a_step_that_was_disturbed_changes_nothing():
     for _ in range(50):
         world.step()
     assert all(world.drafts[-50:])
+
+
+def test_a_trial_begins_with_drafts_though_the_policy_has_given_them_up():
+    world = World(drafted=0.003, tokens=2)
+    world.run(2)
+    world.inner.gives_up = True
+    seen = len(world.drafts)
+    world.run(20)
+    assert 0 < sum(world.drafts[seen:]) < 0.05 * len(world.drafts)
+
+
+def test_a_draft_model_is_not_made_to_read_all_texts():
+    reads = DrafterTraits(reads=True, cost_ratio=0.1)
+    prices = LearnedPrices(LearnedPass(CostProfile({1: PASS, 512: 10 * PASS})), reads, hides_host=True)
+    inner = Always(prices, max_length=4)
+    inner.gives_up = True
+    assert WhereFaster(inner, prices).budgets([DraftStats()], BatchStats(1)) == [0]

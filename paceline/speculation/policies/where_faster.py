@@ -13,6 +13,7 @@ from math import inf
 
 from paceline.speculation.outcome import StepOutcome
 from paceline.speculation.policies.base import DraftLaw, LengthPolicy
+from paceline.speculation.policies.goodput import Goodput
 from paceline.speculation.prices import Prices
 from paceline.speculation.records import BatchStats, DraftStats, PrefixStats
 
@@ -89,7 +90,7 @@ class WhereFaster(LengthPolicy):
         prices: of steps without drafts (`Prices.undrafted`).
     """
 
-    def __init__(self, inner: LengthPolicy, prices: Prices) -> None:
+    def __init__(self, inner: Goodput, prices: Prices) -> None:
         self.inner, self._prices = inner, prices
         self._ways: dict[int, _Way] = {}
 
@@ -104,10 +105,18 @@ class WhereFaster(LengthPolicy):
         return self.inner.asks_laws
 
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
-        """Those of `inner`; 0 for all where drafts are not faster."""
-        if not self._way(batch.num_decodes).drafts:
+        """Those of `inner`; 0 for all where drafts are not faster, and the most for all at the beginning of a trial.
+
+        `inner` may have stopped asking for drafts, which it does again only after a while. A draft model, which would
+        have to read all texts first, is left to it.
+        """
+        way = self._way(batch.num_decodes)
+        if not way.drafts:
             return [0] * len(requests)
-        return self.inner.budgets(requests, batch)
+        budgets = self.inner.budgets(requests, batch)
+        if way.is_trial and way.steps < _WARM and not self._prices.reading(1):
+            return [budget or self.inner.max_length for budget in budgets]
+        return budgets
 
     def trim(
         self, chances: Sequence[Sequence[float]], requests: Sequence[DraftStats], batch: BatchStats
