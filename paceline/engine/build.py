@@ -28,7 +28,7 @@ from paceline.scheduling.pages import PagePool
 from paceline.scheduling.profile import Profile
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.stop import StopChecker
-from paceline.speculation import LearnedPrices, Prices, make_policy
+from paceline.speculation import LearnedPrices, make_policy
 from paceline.speculation.policies import Goodput, WhereFaster
 from paceline.speculation.prices import CPU_BALANCE, GPU_BALANCE, LearnedPass, PassSeconds, roofline
 from paceline.types import NamedProgress
@@ -240,7 +240,7 @@ def _drafter(spec: SpeculativeConfig, services: DraftServices) -> Drafter:
     return make_drafter(spec.method, services, **options)
 
 
-def _speculation(spec: SpeculativeConfig, drafter: Drafter, prices: Prices, looks_ahead: bool) -> Speculation:
+def _speculation(spec: SpeculativeConfig, drafter: Drafter, prices: LearnedPrices, looks_ahead: bool) -> Speculation:
     """The drafter with its rule and its length policy; `looks_ahead` as of the model (`LooksAhead`)."""
     verifier, traits = resolve(spec.rule, **spec.rule_options), drafter.traits
     if spec.rule == "block" and traits.branches:

@@ -43,7 +43,6 @@ def best_alone(request: DraftStats, num_levels: int, whole: bool, prices: Prices
     levels = [prices.draft_level(level, 1, context) for level in range(len(rows) - 1)]
     drafting = list(accumulate(levels, initial=0.0))
     alone = _seconds([max(1.0, one) for one in rows], drafting, prices, context)
-    alone[0] = prices.undrafted(max(1.0, first), context)
     seconds, prefill = alone, batch.num_prefill_rows
     if prefill:
         seconds = _seconds([prefill + one for one in rows], drafting, prices, context)

@@ -211,7 +211,6 @@ def _down_to(depth: int, offers: Offers, prices: Prices, batch: BatchStats) -> _
     decoded, context = batch.num_decodes + _running(rows[order]), batch.mean_context
     drafting = _drafting(level, offers, prices, context)
     alone = np.array(_passes(np.maximum(1, decoded).tolist(), prices, context)) + drafting
-    alone[0] = prices.undrafted(max(1, batch.num_decodes), context)
     all_rows, seconds = decoded, alone
     if batch.num_prefill_rows:
         all_rows = decoded + batch.num_prefill_rows

@@ -53,10 +53,6 @@ class Prices(Protocol):
         """Cost of a target pass over `rows` rows with a mean of `context` tokens in the cache before each."""
         ...
 
-    def undrafted(self, rows: float, context: float = 0.0) -> float:
-        """Cost of a step of as many requests without drafts and prefill rows."""
-        ...
-
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
         """Cost of level number `level` (from 0) of drafts that `num_requests` requests make together."""
         ...
@@ -102,10 +98,6 @@ class FixedPrices:
         """See `Prices`."""
         return _a_price("target", self._target(rows, context), above_zero=True)
 
-    def undrafted(self, rows: float, context: float = 0.0) -> float:
-        """See `Prices`; a pass of as many rows."""
-        return self.target(rows, context)
-
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
         """See `Prices`."""
         return _a_price("draft_step", self._draft_step(num_requests, context))
@@ -127,7 +119,8 @@ class LearnedPrices:
         passes: cost of a target pass.
         traits: of the drafter; `cost_ratio` is the prior cost of a draft step.
         hides_host: whether a device begins passes without drafts ahead, so that the host does its other work of such a
-            step meanwhile. Their cost is then learned by itself, because steps with drafts do not show it.
+            step meanwhile. Their cost is then learned by itself (`undrafted`), because steps with drafts do not show
+            it, and is nothing that a single step could choose (`policies/where_faster.py`).
     """
 
     def __init__(self, passes: "LearnedPass", traits: DrafterTraits = _LOOKUP, *, hides_host: bool = False) -> None:
@@ -145,7 +138,7 @@ class LearnedPrices:
         return seconds
 
     def undrafted(self, rows: float, context: float = 0.0) -> float:
-        """See `Prices`."""
+        """Cost of one of many steps in a row of as many requests, without drafts and prefill rows."""
         if self._ahead is None:
             return self.target(rows, context)
         is_known = self._ahead.num_passes or isinstance(self._ahead.prior, CostProfile)

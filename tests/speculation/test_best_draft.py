@@ -35,9 +35,6 @@ class Machine:
     def target(self, rows: float, context: float = 0.0) -> float:
         return 1 + self.row * rows + self.kink * max(0, rows - 6)
 
-    def undrafted(self, rows: float, context: float = 0.0) -> float:
-        return self.target(rows, context)
-
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
         if self.lookup:
             return 0.0 if level else self.lookup * num_requests

@@ -14,7 +14,7 @@ from math import inf
 from paceline.speculation.outcome import StepOutcome
 from paceline.speculation.policies.base import DraftLaw, LengthPolicy
 from paceline.speculation.policies.goodput import Goodput
-from paceline.speculation.prices import Prices
+from paceline.speculation.prices import LearnedPrices
 from paceline.speculation.records import BatchStats, DraftStats, PrefixStats
 
 _WARM = 4
@@ -87,10 +87,10 @@ class WhereFaster(LengthPolicy):
 
     Args:
         inner: decides how much to draft.
-        prices: of steps without drafts (`Prices.undrafted`).
+        prices: of steps without drafts (`LearnedPrices.undrafted`).
     """
 
-    def __init__(self, inner: Goodput, prices: Prices) -> None:
+    def __init__(self, inner: Goodput, prices: LearnedPrices) -> None:
         self.inner, self._prices = inner, prices
         self._ways: dict[int, _Way] = {}
 
