@@ -1,14 +1,38 @@
 """Checkpoints of a run: one file, replaced atomically, so that a run that is killed leaves a whole checkpoint."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from paceline.disk import in_one_move, writing
-from paceline.errors import CorruptWeights
+from paceline.errors import CorruptWeights, InvalidParameter
 
-_NAME = "checkpoint.pt"
+_NAME, _LOCK = "checkpoint.pt", "checkpoint.lock"
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Within the context no other program can enter it with this folder: two runs would overwrite each other's states.
+
+    Raises:
+        InvalidParameter: another program has entered it, or the folder cannot be written.
+    """
+    with writing("work", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / _LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            problem, remedy = f"{folder} is used by another run", "wait until it has ended, or name another folder"
+            raise InvalidParameter("work", problem, remedy) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def write_checkpoint(folder: Path, state: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ import torch
 from paceline.errors import InvalidParameter
 from paceline.training.heads.figures import Evaluation
 from paceline.training.heads.shards import Document, TapStore
-from paceline.training.run.checkpoint import read_checkpoint, write_checkpoint
+from paceline.training.run.checkpoint import alone_in, read_checkpoint, write_checkpoint
 from paceline.training.run.interrupt import Interrupt
 from paceline.training.run.optimiser import Mean, Optimiser, rate_at
 from paceline.training.run.order import Order
@@ -132,8 +132,9 @@ class Trainer:
 
         Raises:
             KeyboardInterrupt: at Ctrl-C, after the update or the evaluation at hand and its checkpoint.
+            InvalidParameter: another program trains in the same folder.
         """
-        with Interrupt() as interrupt:
+        with alone_in(self._folder), Interrupt() as interrupt:
             began = last = saved = time.monotonic()
             spent = self.progress.seconds
             cpu = self.progress.cpu_seconds - time.process_time()

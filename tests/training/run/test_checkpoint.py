@@ -7,7 +7,7 @@ import torch
 
 from paceline.disk import check_folder
 from paceline.errors import CorruptWeights, InvalidParameter
-from paceline.training.run.checkpoint import read_checkpoint, write_checkpoint
+from paceline.training.run.checkpoint import alone_in, read_checkpoint, write_checkpoint
 
 
 @pytest.mark.parametrize("size", [0, 10, 700])
@@ -41,3 +41,20 @@ def test_folders_are_tried(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InvalidParameter, match=r"^output: .*cannot be written"):
         check_folder("output", tmp_path / "file")
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    folder = tmp_path / "new"
+    with alone_in(folder):
+        with pytest.raises(InvalidParameter, match="used by another run"), alone_in(folder):
+            pass
+        with alone_in(tmp_path / "other"):
+            pass
+    with alone_in(folder):  # the first one has ended
+        pass
+
+
+def test_a_folder_that_cannot_be_locked_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidParameter, match="file cannot be written"), alone_in(tmp_path / "file"):
+        pass
