@@ -10,6 +10,7 @@ for the speed of passes (`gpu.py`).
 """
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -49,6 +50,8 @@ def main() -> None:
         ("auto", bench.engine(bench.model, NUM_DRAFTS, answers, "auto")),
         ("suffix", bench.engine(bench.model, NUM_DRAFTS, policy="auto", method="suffix")),
     ):
+        gc.collect()
+        gc.freeze()  # as in `paceline serve`
         runs = [answer_all(engine, prompts, LENGTH) for _ in range(args.runs)]
         found[name] = [round(figures["tokens_per_second"]) for _, figures in runs]
         assert all(texts == list(answers.values()) for texts, _ in runs)
