@@ -80,7 +80,8 @@ class Launch(Protocol):
 
 
 class _Ended(NamedTuple):
-    """The latest pass: its cache, whose `changes` they were then, its taps, and where the next one begins."""
+    """The latest pass, if none was begun after it: its cache, whose `changes` they were then, its taps, and where the
+    next one begins."""
 
     cache: ref[CudaKVCache]
     changes: int
@@ -141,6 +142,7 @@ class Foreseen:
         starts = starts_of(rows)
         self._depths.append(depth_of(rows, starts))
         self._expect(rows.positions[starts], cache, ahead is None or own is not None)
+        self._last = None  # until this pass has ended; nothing may follow from the one before it
         if ahead is not None and ahead.has_drafts:
             self._backoff.note(own is not None)
         began, num_graphs = self._clock(), len(cache.graphs)
