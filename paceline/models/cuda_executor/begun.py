@@ -34,6 +34,7 @@ class BegunPass:
         has_drafts: whether it verifies drafts that were on the device only when it was launched.
         learn: fills in what the pass before decides, of which it is given where this one begins, committed rows and
             picks; False if this pass cannot be the next one.
+        waits: `learn` is to be called first. Until then `rows` may be a template, and the pass is not taken.
     """
 
     rows: Rows
@@ -46,13 +47,14 @@ class BegunPass:
     states: DeviceStates | None
     has_drafts: bool = False
     learn: Callable[[Roots, np.ndarray, np.ndarray], bool] = lambda *_: True
+    waits: bool = False
 
     def places_of(
         self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions
     ) -> np.ndarray | None:  # fmt: skip
         """Indices of `rows` in this pass; None where one is not in it or has another question there, its taps are
-        others, or the cache has changed since."""
-        if self.cache() is not cache or self.changes != cache.changes or self.taps != taps:
+        others, the cache has changed since, or nobody waited for the pass before."""
+        if self.waits or self.cache() is not cache or self.changes != cache.changes or self.taps != taps:
             return None
         known, size = self.rows, len(rows.slots)
         own = np.arange(size) if size == len(known.slots) else found_in(rows.slots, known.slots)

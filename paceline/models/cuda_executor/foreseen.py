@@ -163,7 +163,7 @@ class Foreseen:
             table = table[own]
             roots, picks = roots_after(rows, starts, table), picks_of(table).astype(np.int32)
             counts = roots.positions - rows.positions[starts]
-            is_right = after is None or after.learn(roots, counts, picks)
+            is_right = after is None or _learns(after, roots, counts, picks)
             if self._next is after and not is_right:
                 self._next = None
             for tell in decided:
@@ -271,7 +271,7 @@ class Foreseen:
             begun.rows, begun.questions = rows, questions
             return True
 
-        begun.learn = learn
+        begun.learn, begun.waits = learn, True
         return self._verifying(begun, count, levels)
 
     def _verifying(self, begun: BegunPass, count: int, levels: int) -> Told:
@@ -339,7 +339,7 @@ class Foreseen:
             following.token_ids[:] = picks
             return True
 
-        begun.learn = learn
+        begun.learn, begun.waits = learn, True
         return begun
 
     def _begun_with_drafts(
@@ -371,5 +371,11 @@ class Foreseen:
             )
             return True
 
-        begun.has_drafts, begun.learn = True, learn
+        begun.has_drafts, begun.learn, begun.waits = True, learn, True
         return begun
+
+
+def _learns(begun: BegunPass, roots: Roots, counts: np.ndarray, picks: np.ndarray) -> bool:
+    """Tell a pass what the one before it decided (see `BegunPass.learn`); whether it can be the next one."""
+    begun.waits = not begun.learn(roots, counts, picks)
+    return not begun.waits

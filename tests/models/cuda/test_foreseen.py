@@ -98,6 +98,15 @@ def test_what_was_foreseen_is_what_would_have_been_computed(model):
     assert (foreseen.num_foreseen, foreseen.num_taken) == (8, 7)
 
 
+def test_a_pass_whose_rows_are_not_known_yet_is_not_taken(model):
+    cache, rows = begun(model)
+    finish = model.begin_drawn(rows([4, 60]), cache, (), [GREEDY] * 2)  # those who asked for it may leave
+    ahead = model._foreseen._next
+    assert ahead.places_of(ahead.rows, cache, (), ahead.questions) is None
+    finish()
+    assert ahead.places_of(ahead.rows, cache, (), ahead.questions).tolist() == [0, 1]
+
+
 def test_requests_that_end_leave_the_rows_of_the_others(model):
     cache, rows = begun(model)
     texts, tokens = plain_texts(6), [4, 60]
