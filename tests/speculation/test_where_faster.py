@@ -162,6 +162,16 @@ def test_a_trial_begins_with_drafts_though_the_policy_has_given_them_up():
     assert 0 < sum(world.drafts[seen:]) < 0.05 * len(world.drafts)
 
 
+def test_steps_that_read_prompts_are_left_to_the_policy():
+    world = World(drafted=0.003, tokens=2)
+    world.inner.gives_up = True
+    for _ in range(100):
+        world.step(num_prefill_rows=64)
+    assert not any(world.drafts)
+    world.step()
+    assert world.drafts[-1]
+
+
 def test_a_draft_model_is_not_made_to_read_all_texts():
     reads = DrafterTraits(reads=True, cost_ratio=0.1)
     prices = LearnedPrices(LearnedPass(CostProfile({1: PASS, 512: 10 * PASS})), reads, hides_host=True)

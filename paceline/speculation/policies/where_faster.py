@@ -108,13 +108,14 @@ class WhereFaster(LengthPolicy):
         """Those of `inner`; 0 for all where drafts are not faster, and the most for all at the beginning of a trial.
 
         `inner` may have stopped asking for drafts, which it does again only after a while. A draft model, which would
-        have to read all texts first, is left to it.
+        have to read all texts first, is left to it, and so are steps with prefill rows, which are not measured.
         """
         way = self._way(batch.num_decodes)
         if not way.drafts:
             return [0] * len(requests)
         budgets = self.inner.budgets(requests, batch)
-        if way.is_trial and way.steps < _WARM and not self._prices.reading(1):
+        begins = way.is_trial and way.steps < _WARM and not batch.num_prefill_rows
+        if begins and not self._prices.reading(1):
             return [budget or self.inner.max_length for budget in budgets]
         return budgets
 
