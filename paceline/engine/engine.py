@@ -259,7 +259,9 @@ class Engine:
         return results, failed
 
     def _start_pass(self, plan: StepPlan, trees: dict[str, TokenTree]) -> Callable[[], dict[str, Scores]]:
-        """Start a forward pass; see `StartedStep.scores`."""
+        """Start a forward pass, unless the plan is empty; see `StartedStep.scores`."""
+        if plan.is_empty:
+            return dict
         try:
             copy_pages(self.cache, plan.copies)
             return start_pass(self._model, self.cache, self.drafter.traits.taps, plan.grants, trees, self._live)

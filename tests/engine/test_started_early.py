@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine import engine as engine_module
 from paceline.engine.build import build_engine
 from paceline.engine.step_timer import StepTimer
 from paceline.errors import EngineDead
@@ -155,6 +156,19 @@ def test_a_request_whose_time_is_up_gets_the_tokens_of_its_last_pass(model):
     assert finished is not None and finished.finish_reason == "timeout"
     assert list(finished.token_ids) == got and 4 <= len(got) < 30
     assert not engine.has_unfinished_requests
+
+
+def test_without_rows_no_pass_is_started(model, monkeypatch):
+    now, sizes, start = [0.0], [], engine_module.start_pass
+    monkeypatch.setattr(engine_module, "start_pass", lambda *given: sizes.append(len(given[3])) or start(*given))
+    engine = engine_over(model, SUFFIX, clock=lambda: now[0])
+    engine.step()  # nobody is there
+    engine.add_request("late", [1, 2, 3], LONG, timeout=10)
+    engine.step()
+    now[0] = 10.0
+    engine.step()  # the next plan has nobody whose time is not up
+    assert engine.step()[0].completion.finish_reason == "timeout"
+    assert sizes == [1, 1]
 
 
 def test_a_pass_that_cannot_be_started_takes_no_tokens_from_the_one_before(model, monkeypatch):
