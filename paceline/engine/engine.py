@@ -191,10 +191,9 @@ class Engine:
         if self._starts_early and self.scheduler.has_work:
             self._started = self._start()
         self.prices.observe(outcome)
-        rows = step.rows
-        outputs += [self._commit(commit, seconds, rows) for commit in commits]
         self.metrics.observe_step(outcome, len(step.plan.preempted), timer.now)
-        return outputs
+        rows = step.rows
+        return outputs + [self._commit(commit, seconds, rows) for commit in commits]
 
     def _check_door(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, priority: int,

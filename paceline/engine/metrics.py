@@ -182,8 +182,9 @@ class EngineMetrics:
             self.inter_token_latency_seconds.observe(gap, count)
 
     def observe_sample(self, request_id: str, reason: FinishReason) -> None:
-        """Count a finished sample."""
+        """Count a finished sample, after its last step."""
         self.finished[reason] += 1
+        self._last_token_times.pop(request_id, None)
 
     def observe_request(self, output: RequestOutput) -> None:
         """Count a request whose samples have all finished."""

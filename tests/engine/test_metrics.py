@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.engine.live import LiveSample
 from paceline.engine.metrics import SECONDS, Histogram
 from paceline.engine.prometheus import prometheus_text
 from paceline.types import SamplingParams
@@ -42,6 +43,23 @@ def test_every_token_behind_the_first_belongs_to_a_gap(engine_for):
     assert engine.metrics.e2e_request_latency_seconds.sum == pytest.approx(
         sum(output.metrics.total_seconds for output in outputs)
     )
+
+
+@pytest.mark.parametrize("how", ["abort", "error"])
+def test_a_request_that_does_not_reach_its_end_leaves_no_time_behind(engine_for, how, monkeypatch):
+    engine = engine_for()
+    for number in range(3):
+        engine.add_request("same", [1, 2, 3], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+        engine.step()
+        if how == "error":
+            with monkeypatch.context() as patch:
+                patch.setattr(LiveSample, "commit", lambda *_: 1 / 0)
+                engine.step()
+        else:
+            engine.abort("same")
+        assert engine.metrics.finished[how] == number + 1
+        assert not engine.metrics._last_token_times
+    assert sum(engine.metrics.inter_token_latency_seconds.counts) == 3 * (how == "error")
 
 
 def test_a_value_on_a_bound_belongs_below_it():
