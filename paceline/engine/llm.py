@@ -35,7 +35,8 @@ _Inbox = deque[StepOutput]
 class TokenStream(Iterator[TokenOutput]):
     """Iterator over the tokens of one request as they are committed. `output` is set when the stream has ended."""
 
-    def __init__(self, tokens: Generator[TokenOutput | RequestOutput, None, None]) -> None:
+    def __init__(self, tokens: Generator[TokenOutput | RequestOutput | None, None, None]) -> None:
+        next(tokens)  # a generator that was never begun has nothing to do when it is closed
         self._tokens = tokens
         self.output: RequestOutput | None = None
 
@@ -328,8 +329,10 @@ class LLM:
         inbox: _Inbox = deque()
         return TokenStream(self._stream(self._add(prompt, params, inbox), inbox))
 
-    def _stream(self, request_id: str, inbox: _Inbox) -> Generator[TokenOutput | RequestOutput, None, None]:
+    def _stream(self, request_id: str, inbox: _Inbox) -> Generator[TokenOutput | RequestOutput | None, None, None]:
+        """None, then the tokens and the output of a request, which is aborted if they are not read to the end."""
         try:
+            yield None
             for output in self._outputs(inbox):
                 yield from output.tokens
                 if output.finished:

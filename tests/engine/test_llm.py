@@ -64,6 +64,19 @@ def test_one_stream_holds_one_sample(llm):
     assert tuple(token.token_id for token in tokens) == stream.output.token_ids
 
 
+@pytest.mark.parametrize("num_read", [0, 1])
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_a_stream_that_nobody_reads_on_ends_its_request(llm, how, num_read):
+    stream = llm.stream("abc", SamplingParams(max_tokens=50, ignore_eos=True))
+    for _ in range(num_read):
+        next(stream)
+    assert llm.engine.has_unfinished_requests
+    if how == "closed":
+        stream.close()
+    del stream
+    assert not llm.engine.has_unfinished_requests
+
+
 @pytest.mark.parametrize(
     ("prompts", "how", "message"),
     [
