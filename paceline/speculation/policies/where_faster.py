@@ -36,7 +36,8 @@ Drafts that take no more than 2 per cent longer go on, as they may help later.""
 _LONGEST_STEP = 8.0
 """A step counts as at most this many steps without drafts: longer ones compile something, or were disturbed."""
 _SURE = 2.0
-"""Without drafts is not tried where these are expected to be this much faster: prices are not that wrong."""
+"""Without drafts is not tried where these are expected to be this much faster, once that price was measured at all:
+before, it may be a profile of another day, or one that was measured while the machine was busy."""
 
 
 @dataclass(slots=True)
@@ -93,6 +94,8 @@ class WhereFaster(LengthPolicy):
     def __init__(self, inner: Goodput, prices: LearnedPrices) -> None:
         self.inner, self._prices = inner, prices
         self._ways: dict[int, _Way] = {}
+        self._has_decoded_plainly = False
+        """Whether a run of steps without drafts has taught `prices` what these take."""
 
     @property
     def asks_beliefs(self) -> bool:  # type: ignore[override]
@@ -140,6 +143,7 @@ class WhereFaster(LengthPolicy):
         way.steps += 1
         if way.drafts and way.steps > _WARM:
             way.measure(seconds, tokens / size)
+        self._has_decoded_plainly |= not way.drafts and way.steps >= _WITHOUT
         best = min(usual, way.seconds_each)
         if way.is_trial or way.steps <= _WARM:
             way.credit = max(way.credit - (seconds - best * tokens / size), -_EXPLORE * _LONGEST * usual)
@@ -160,8 +164,10 @@ class WhereFaster(LengthPolicy):
             way.is_trial = way.is_trial and way.steps < (_WITH if ratio < 1 - noise else _MOST_WITH)
         elif way.drafts and is_slower:
             way.turn(drafts=False)
-        elif way.credit >= 0 and way.steps >= _APART and not (way.drafts and _SURE * ratio < 1):
-            way.turn(drafts=not way.drafts, is_trial=True)
+        elif way.credit >= 0 and way.steps >= _APART:
+            is_sure = self._has_decoded_plainly and _SURE * ratio < 1
+            if not (way.drafts and is_sure):
+                way.turn(drafts=not way.drafts, is_trial=True)
 
     def _way(self, num_requests: int) -> _Way:
         return self._ways.setdefault(num_requests.bit_length(), _Way())
