@@ -71,7 +71,7 @@ def start_pass(
 ) -> Callable[[], dict[str, Scores]]:  # fmt: skip
     """Start a target pass over the rows of `grants`; the returned function gives its outputs by request id.
 
-    That function waits for the pass; where the model `starts_passes` not, it runs it.
+    That function waits for the pass; for a model that cannot start passes (`starts_passes`) it runs the pass.
     """
     drafts = [trees.get(grant.request.request_id, _EMPTY) for grant in grants]
     parts = [part_of(grant, tree) for grant, tree in zip(grants, drafts, strict=True)]

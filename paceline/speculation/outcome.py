@@ -80,6 +80,9 @@ class RequestOutcome:
 class StepSeconds:
     """Seconds of a step by phase.
 
+    What comes after the commit (text, counting) is in the phase of the next step that ends first: `scheduling`, or
+    `verifying` where the next pass was started before.
+
     Attributes:
         chosen: the part of `drafting` whose cost the drafter had already weighed itself (`DrafterTraits.chooses`).
     """
