@@ -161,7 +161,7 @@ class Engine:
         outputs = self._dismiss(step.plan)
         if not step.plan.is_empty:
             outputs += self._complete(step)
-        self._timer.pause(goes_on=self.has_unfinished_requests)
+        self._timer.pause(goes_on=self.has_unfinished_requests, is_under_way=self._started is not None)
         return [output for output in outputs if output.tokens or output.completion]
 
     def _start(self) -> StartedStep:

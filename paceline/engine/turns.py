@@ -3,6 +3,7 @@
 Without turns, concurrent steps of several engines would compete for the same processors: the duration of a step could
 not be predicted, and a step that began later would delay earlier ones. The cluster's simulator uses the same rule
 (`placement/tokens/kernel.py`). In a pipeline a turn ends when the first stage has finished the step's pass.
+On a GPU the pass of an engine's next step may be under way when its turn ends; passes run in order there.
 """
 
 import threading

@@ -219,12 +219,13 @@ def test_a_policy_learns_from_a_step_before_it_plans_the_next(model):
     assert calls[1:] == ["plan", "learn"] * (len(calls) // 2)
 
 
-def test_time_between_steps_is_nobodys(model):
+@pytest.mark.parametrize(("between", "taken"), [(0.25, [1.0, 1.25, 1.25]), (50.0, [1.0, 3.0, 2.0])])
+def test_the_callers_time_counts_beside_a_pass_up_to_that_of_a_step(model, between, taken):
     now = [0.0]
     engine = engine_over(model, SUFFIX, clock=lambda: now[0])
     steps = []
     observe = engine.metrics.observe_step
-    engine.metrics.observe_step = lambda step, *given: steps.append(step.seconds.total) or observe(step, *given)
+    engine.metrics.observe_step = lambda step, *given: steps.append(step.seconds.verifying) or observe(step, *given)
     begin = engine._start_pass
 
     def slow(*given):
@@ -235,8 +236,8 @@ def test_time_between_steps_is_nobodys(model):
     engine.add_request("a", [5, 6, 7], LONG)
     while engine.has_unfinished_requests:
         engine.step()
-        now[0] += 50.0
-    assert steps == [1.0] * len(steps)
+        now[0] += between
+    assert steps == [*taken[:2], *taken[2:] * (len(steps) - 2)]  # the first step starts two passes
 
 
 def test_a_stopwatch_keeps_what_is_left_of_a_lap_unless_nothing_follows():
@@ -261,3 +262,18 @@ def test_a_stopwatch_keeps_what_is_left_of_a_lap_unless_nothing_follows():
     timer.resume()
     work(1)
     assert timer.lap() == 1
+
+
+def test_a_stopwatch_counts_what_happens_beside_a_pass_for_no_longer_than_a_step():
+    now = [0.0]
+    timer = StepTimer(lambda: now[0])
+    for between, counted in ((1.0, 1.0), (90.0, 5.0)):
+        timer.resume()
+        timer.lap()
+        now[0] += 5
+        timer.pause(goes_on=True, is_under_way=True)
+        now[0] += between
+        timer.resume()
+        assert timer.lap() == 5 + counted
+        timer.pause(goes_on=False)
+        now[0] += 7

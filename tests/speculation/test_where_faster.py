@@ -37,7 +37,7 @@ class World:
     """
 
     def __init__(self, drafted: float, tokens: float, size: int = 8, prior: float = PASS) -> None:
-        self.drafted, self.tokens, self.size = drafted, tokens, size
+        self.drafted, self.tokens, self.size, self.own = drafted, tokens, size, False
         prices = LearnedPrices(LearnedPass(CostProfile({1: prior, 64: prior})), hides_host=True)
         self.inner, self.prices = Always(prices, max_length=4), prices
         self.policy = WhereFaster(self.inner, prices)
@@ -54,7 +54,7 @@ class World:
         if drafts:
             counts = [max(1, round(self._random.uniform(0.5, 1.5) * self.tokens)) for _ in range(self.size)]
         requests = [
-            RequestOutcome(str(number), num_new=count, num_draft_tokens=4 * drafts)
+            RequestOutcome(str(number), num_new=count, num_draft_tokens=4 * drafts, is_own=self.own)
             for number, count in enumerate(counts)
         ]
         outcome = StepOutcome(requests, num_prefill_rows, seconds=StepSeconds(verifying=seconds))
@@ -180,3 +180,10 @@ def test_a_draft_model_is_not_made_to_read_all_texts():
     inner = Always(prices, max_length=4)
     inner.gives_up = True
     assert WhereFaster(inner, prices).budgets([DraftStats()], BatchStats(1)) == [0]
+
+
+def test_drafts_of_the_requests_themselves_say_nothing():
+    world = World(drafted=0.003, tokens=2)
+    world.own = True
+    world.run(2)
+    assert all(world.drafts)

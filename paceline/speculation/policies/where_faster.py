@@ -133,10 +133,12 @@ class WhereFaster(LengthPolicy):
         return self.inner.keep_drafting(prefix, draft_laws)
 
     def observe(self, step: StepOutcome) -> None:
-        """Compare the ways, by steps without prefill rows."""
+        """Compare the ways, by steps without prefill rows and requests' own drafts, which both ways have."""
         self.inner.observe(step)
         size, tokens, seconds = step.num_decodes, step.num_tokens, step.seconds.total
         if step.num_prefill_rows or not (step.is_complete and tokens and seconds > 0):
+            return
+        if any([one.is_own for one in step.requests]):
             return
         way, usual = self._way(size), self._prices.undrafted(size, step.mean_context)
         seconds = min(seconds, _LONGEST_STEP * usual)
