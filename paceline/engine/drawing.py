@@ -16,16 +16,14 @@ from paceline.engine.live import LiveSample
 from paceline.models.base import CausalLM, DrawsLaws, KVCache, RacesRows, Rows
 from paceline.models.rows import Part, build_rows
 from paceline.models.states import States
-from paceline.sampling import TokenTree, Verdict
+from paceline.sampling import TokenTree
 from paceline.sampling.answered import (
     LARGEST,
     Answer,
     Question,
     asks_of,
     questions_about,
-    verify_answered,
 )
-from paceline.sampling.law import Law
 from paceline.sampling.randomness import CounterRandomness
 from paceline.scheduling.batch import Grant
 
@@ -122,52 +120,6 @@ def starts_passes(kind: type) -> bool:
 def _races(kind: type) -> bool:
     """Whether a model class is `RacesRows`."""
     return issubclass(kind, RacesRows)
-
-
-def verdict_of(live: LiveSample, tree: TokenTree, scores: Scores) -> Verdict:
-    """The verdict of the request's verification rule on `tree`, given the outputs of the pass."""
-    judge, position = live.judge, live.state.num_tokens
-    if scores.answers is not None:
-        assert isinstance(judge.randomness, CounterRandomness)
-        return verify_answered(judge.verify, tree, scores.answers, judge.randomness, position)
-    if _can_race(live, tree, scores):
-        assert isinstance(judge.randomness, CounterRandomness)
-        return verify_answered(judge.verify, tree, _Raced(live, tree, scores), judge.randomness, position)
-    rows, peaks = scores.logits, scores.peaks
-    assert rows is not None
-
-    def law(node: int) -> Law:
-        return live.warper.law(rows[node + 1], tree.tokens_to(node), best=-1 if peaks is None else peaks[node + 1])
-
-    return judge.verdict(tree, law, position)
-
-
-def _can_race(live: LiveSample, tree: TokenTree, scores: Scores) -> bool:
-    """Whether the rule reads nothing but draws from laws at a temperature, and all logits are finite."""
-    if scores.race is None or scores.peaks is None or live.state.params.is_greedy:
-        return False
-    asks = asks_of(live.judge.verify, tree)  # where nothing is drafted, every exact rule draws
-    return min(scores.peaks) >= 0 and (asks == "draws" or (asks == "trials" and not len(tree)))
-
-
-class _Raced:
-    """Answers about the rows of a pass, each drawn when the rule reads it."""
-
-    def __init__(self, live: LiveSample, tree: TokenTree, scores: Scores) -> None:
-        self._live, self._tree, self._scores = live, tree, scores
-
-    def __getitem__(self, place: int) -> Answer:
-        live, rows, peaks, race = self._live, self._scores.logits, self._scores.peaks, self._scores.race
-        assert rows is not None and peaks is not None and race is not None
-        row, argmax, path = rows[place], peaks[place], self._tree.tokens_to(place - 1)
-        logits, best = live.warper.scores(row, path, argmax)
-        position, noise = live.state.num_tokens + len(path), live.judge.randomness
-        assert isinstance(noise, CounterRandomness)
-        params, key = live.state.params, noise.target_key(position)
-        pick = race(logits, best, Question(params.temperature, params.min_p, params.top_k, params.top_p, None, key))
-        if pick is None:
-            pick = noise.draw(live.warper.law(row, path, best=argmax), position, "target")
-        return Answer(pick, (), float(logits[best]), best, argmax)
 
 
 def _questions(grant: Grant, live: LiveSample, tree: TokenTree, size: int) -> list[Question] | None:

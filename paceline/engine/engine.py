@@ -10,19 +10,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from numbers import Real
 from typing import NoReturn
 
 from paceline.drafters.base import Drafter
+from paceline.engine.door import check_request
 from paceline.engine.drafting import Drafting
-from paceline.engine.drawing import Scores, start_pass, starts_passes, verdict_of
+from paceline.engine.drawing import Scores, start_pass, starts_passes
 from paceline.engine.grammar import Grammars
-from paceline.engine.inputs import copy_pages, settle
+from paceline.engine.inputs import copy_pages
 from paceline.engine.live import LiveRequest, LiveSample
 from paceline.engine.metrics import EngineMetrics
 from paceline.engine.speculation import Speculation
 from paceline.engine.step import PassRows, StartedStep, StepOutput, VerifiedDraft, provenance_of, verified_draft
 from paceline.engine.step_timer import StepTimer
+from paceline.engine.verifying import result_of
 from paceline.errors import EngineDead, InvalidParameter, WorkerDied, error_text
 from paceline.models.base import CausalLM, KVCache
 from paceline.models.rows import Part, build_rows
@@ -106,7 +107,9 @@ class Engine:
             InvalidParameter: an empty or too long prompt, a token id outside the vocabulary, a request id in use, a
                 priority that is not whole, a timeout that is not above 0, or parameters that this engine cannot honour.
         """
-        self._check_door(request_id, prompt_token_ids, params, priority, timeout)
+        check_request(request_id, prompt_token_ids, params, priority, timeout, self._model.config.vocab_size)
+        if request_id in self._requests:
+            raise InvalidParameter("request_id", f"{request_id!r} is in use", "give every request its own id")
         now = self._clock()
         deadline = None if timeout is None else now + timeout
         salt = salt_of(cache_salt)
@@ -195,28 +198,6 @@ class Engine:
         rows = step.rows
         return outputs + [self._commit(commit, seconds, rows) for commit in commits]
 
-    def _check_door(
-        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, priority: int,
-        timeout: float | None,
-    ) -> None:  # fmt: skip
-        vocab_size, remedy = self._model.config.vocab_size, "tokenise it with this model's own tokenizer"
-        predicted = () if isinstance(params.prediction, str) else params.prediction
-        given = {
-            "prompt_token_ids": prompt_token_ids, "prediction": predicted, "stop_token_ids": params.stop_token_ids,
-        }  # fmt: skip
-        for name, token_ids in given.items():
-            unknown = next((i for i in token_ids if not 0 <= i < vocab_size), None)
-            if unknown is not None:
-                raise InvalidParameter(name, f"{unknown} is outside the vocabulary of {vocab_size}", remedy)
-        if not isinstance(request_id, str) or not request_id:
-            raise InvalidParameter("request_id", f"{request_id!r} is no name", "give a text, or leave it out")
-        if request_id in self._requests:
-            raise InvalidParameter("request_id", f"{request_id!r} is in use", "give every request its own id")
-        if timeout is not None and not (isinstance(timeout, Real) and timeout > 0):
-            raise InvalidParameter("timeout", f"{timeout!r} is not above 0", "give seconds, or leave it out")
-        if not isinstance(priority, int):
-            raise InvalidParameter("priority", f"{priority!r} is no whole number", "give a smaller one to run earlier")
-
     def _admit(self, request: LiveRequest) -> None:
         """Add all samples of a request to the scheduler, or none when one is refused."""
         for live in request.samples:
@@ -291,41 +272,12 @@ class Engine:
             raise EngineDead(f"a pass failed, and so does one without any request: {error_text(error)}") from error
 
     def _result(self, grant: Grant, live: LiveSample, step: StartedStep, scores: Scores) -> StepResult:
-        """Verify one grant's draft and move the cache rows of the accepted path to the slots of their positions.
-
-        Raises the request's own error, where it has one.
-        """
+        """See `result_of`. Raises the request's own error, where it has one."""
         if live.error is not None:
             raise live.error
         request_id = grant.request.request_id
-        result = StepResult(request_id, grant.num_prefill_tokens, taps=scores.taps or None)
-        if not scores.says_something:
-            return result
-        if scores.logits is not None:
-            rows = live.scores.read_prompt(grant, scores.logits)
-            scores = scores if rows is scores.logits else scores._replace(logits=rows, peaks=None)
-        if not grant.needs_logits:
-            return result
-        tree = step.trees.get(request_id, EMPTY)
-        verdict = verdict_of(live, tree, scores)
-        if scores.logits is not None:
-            live.scores.read(tree, verdict, scores.logits)
-        if verdict.path:
-            settle(self.cache, grant, verdict)
-        result.token_ids = (*[tree.tokens[node] for node in verdict.path], verdict.token)
-        if scores.taps and grant.is_decode:
-            nodes = [0, *(node + 1 for node in verdict.path)]
-            kept = slice(len(nodes)) if nodes[-1] == len(nodes) - 1 else nodes  # of a chain nothing is copied
-            result.taps = {tap: states[kept] for tap, states in scores.taps.items()}
-        if len(tree):
-            result.num_draft_tokens, result.depth = len(tree), tree.depth
-            result.tokens, result.parents = tree.tokens, tree.parents
-            result.promised = sum(tree.chances or ())
-            result.rejected, result.num_refused = verdict.kind == "recovered", verdict.num_rejected
-            result.is_own = request_id in step.own
-            if self.drafter.traits.watches:
-                result.picks = scores.picks()
-        return result
+        tree, is_own = step.trees.get(request_id, EMPTY), request_id in step.own
+        return result_of(grant, live, tree, scores, self.cache, watches=self.drafter.traits.watches, is_own=is_own)
 
     def _observe(self, commits: Sequence[Commit]) -> None:
         """Tell drafter, prediction and grammar what was committed: the next drafts follow from it."""

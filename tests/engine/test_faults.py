@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.engine import build, drawing
+from paceline.engine import build, verifying
 from paceline.engine.policy_wall import WalledPolicy
 from paceline.errors import DrafterWarning, EngineDead, InvalidParameter, PolicyWarning
 from paceline.sampling import TokenTree, Warper
@@ -215,14 +215,14 @@ def failing_law(monkeypatch, victim, after: int):
 
 def failing_race(monkeypatch, victim, after: int):
     """A draw of one request without its law raises once it has said `after` tokens."""
-    raced = drawing._Raced.__getitem__
+    raced = verifying._Raced.__getitem__
 
     def patched(self, place):
         if self._live.state.params.seed == victim and len(self._live.said) >= after:
             raise Broken("law")
         return raced(self, place)
 
-    monkeypatch.setattr(drawing._Raced, "__getitem__", patched)
+    monkeypatch.setattr(verifying._Raced, "__getitem__", patched)
 
 
 @pytest.mark.parametrize(("fail", "limits"), [(failing_law, {"top_k": 90, "top_p": 0.99}), (failing_race, {})])

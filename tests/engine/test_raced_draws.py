@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.engine import drawing
+from paceline.engine import verifying
 from paceline.models.base import RacesRows
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.types import SamplingParams
@@ -37,7 +37,7 @@ def test_texts_are_those_of_laws(engine_for, raced, monkeypatch, kind, method):
     asked = [params_of(kind, seed=number) for number in range(len(PROMPTS))]
     ours = run_all(engine_for(method), params=asked)
     assert bool(raced) == (kind != "greedy")
-    monkeypatch.setattr(drawing, "_can_race", lambda *_: False)
+    monkeypatch.setattr(verifying, "_can_race", lambda *_: False)
     theirs = run_all(engine_for(method), params=asked)
     assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
 
@@ -45,13 +45,13 @@ def test_texts_are_those_of_laws(engine_for, raced, monkeypatch, kind, method):
 @pytest.mark.parametrize("rule", ["auto", "p/q", "block", "lenient"])
 def test_requests_without_a_seed_race_where_their_rule_only_draws(engine_for, monkeypatch, rule):
     """p/q reads probabilities where something was drafted; block verification and the lossy rules always read laws."""
-    found, can_race = set(), drawing._can_race
+    found, can_race = set(), verifying._can_race
 
     def asked(live, tree, scores):
         found.add((bool(len(tree)), can_race(live, tree, scores)))
         return can_race(live, tree, scores)
 
-    monkeypatch.setattr(drawing, "_can_race", asked)
+    monkeypatch.setattr(verifying, "_can_race", asked)
     config = {"method": "ngram", "rule": rule, "policy": "fixed", "num_draft_tokens": 3}
     run_all(engine_for(config), params=params_of("plain", max_tokens=40))
     drafted, plain = {"auto": (True, True), "p/q": (False, True)}.get(rule, (False, False))
