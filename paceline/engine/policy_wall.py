@@ -9,12 +9,12 @@ from typing import TypeVar
 
 from paceline.errors import PolicyWarning, error_text, warn_safely
 from paceline.speculation import BatchStats, DraftStats, LengthPolicy, PrefixStats, StepOutcome
-from paceline.speculation.policies import DraftLaw
+from paceline.speculation.policies import Around, DraftLaw
 
 Answer = TypeVar("Answer")
 
 
-class WalledPolicy(LengthPolicy):
+class WalledPolicy(Around):
     """Delegates to `inner` until it raises or returns an invalid value; from then on every budget is 0.
 
     Attributes:
@@ -23,18 +23,8 @@ class WalledPolicy(LengthPolicy):
     """
 
     def __init__(self, inner: LengthPolicy) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.error: Exception | None = None
-
-    @property
-    def asks_beliefs(self) -> bool:  # type: ignore[override]
-        """See `LengthPolicy`."""
-        return self.inner.asks_beliefs
-
-    @property
-    def asks_laws(self) -> bool:  # type: ignore[override]
-        """See `LengthPolicy`."""
-        return self.inner.asks_laws
 
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
         """See `LengthPolicy`."""

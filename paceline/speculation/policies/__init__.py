@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.errors import InvalidParameter
 from paceline.option_types import check_types
-from paceline.speculation.policies.base import DraftLaw, LengthPolicy
+from paceline.speculation.policies.base import Around, DraftLaw, LengthPolicy
 from paceline.speculation.policies.by_node import GoodputByNode
 from paceline.speculation.policies.cascade import Cascade
 from paceline.speculation.policies.confidence import Confidence
@@ -23,6 +23,7 @@ from paceline.speculation.prices import Prices
 from paceline.speculation.traits import DrafterTraits
 
 __all__ = [
+    "Around",
     "Cascade",
     "Classifier",
     "Confidence",

@@ -62,6 +62,45 @@ class LengthPolicy:
         """Learn from the counts and seconds of a step, never from its tokens."""
 
 
+class Around(LengthPolicy):
+    """A policy that asks another one in everything; subclasses differ in some of it.
+
+    Attributes:
+        inner: the other one.
+    """
+
+    def __init__(self, inner: LengthPolicy) -> None:
+        self.inner = inner
+
+    @property
+    def asks_beliefs(self) -> bool:  # type: ignore[override]
+        """See `LengthPolicy`."""
+        return self.inner.asks_beliefs
+
+    @property
+    def asks_laws(self) -> bool:  # type: ignore[override]
+        """See `LengthPolicy`."""
+        return self.inner.asks_laws
+
+    def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
+        """See `LengthPolicy`."""
+        return self.inner.budgets(requests, batch)
+
+    def trim(
+        self, chances: Sequence[Sequence[float]], requests: Sequence[DraftStats], batch: BatchStats
+    ) -> Sequence[int]:
+        """See `LengthPolicy`."""
+        return self.inner.trim(chances, requests, batch)
+
+    def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
+        """See `LengthPolicy`."""
+        return self.inner.keep_drafting(prefix, draft_laws)
+
+    def observe(self, step: StepOutcome) -> None:
+        """See `LengthPolicy`."""
+        self.inner.observe(step)
+
+
 def check_least(field: str, value: int, least: int) -> None:
     """Raise InvalidParameter for a `value` below `least`."""
     if value < least:

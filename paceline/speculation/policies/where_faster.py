@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from math import inf
 
 from paceline.speculation.outcome import StepOutcome
-from paceline.speculation.policies.base import DraftLaw, LengthPolicy
+from paceline.speculation.policies.base import Around
 from paceline.speculation.policies.goodput import Goodput
 from paceline.speculation.prices import LearnedPrices
-from paceline.speculation.records import BatchStats, DraftStats, PrefixStats
+from paceline.speculation.records import BatchStats, DraftStats
 
 _WARM = 4
 """First steps with drafts that are not measured: indices are extended, and a pass that was begun ahead is wasted."""
@@ -80,7 +80,7 @@ class _Way:
         self.drafts, self.is_trial, self.steps = drafts, is_trial, 0
 
 
-class WhereFaster(LengthPolicy):
+class WhereFaster(Around):
     """Asks `inner` where drafting has made more tokens per second than plain decoding, and for trials.
 
     Traffic changes, so each way is tried again after some time: the dearer the latest trial, the later the next one.
@@ -92,20 +92,11 @@ class WhereFaster(LengthPolicy):
     """
 
     def __init__(self, inner: Goodput, prices: LearnedPrices) -> None:
-        self.inner, self._prices = inner, prices
+        super().__init__(inner)
+        self._prices, self._most = prices, inner.max_length
         self._ways: dict[int, _Way] = {}
         self._has_decoded_plainly = False
         """Whether a run of steps without drafts has taught `prices` what these take."""
-
-    @property
-    def asks_beliefs(self) -> bool:  # type: ignore[override]
-        """See `LengthPolicy`."""
-        return self.inner.asks_beliefs
-
-    @property
-    def asks_laws(self) -> bool:  # type: ignore[override]
-        """See `LengthPolicy`."""
-        return self.inner.asks_laws
 
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
         """Those of `inner`; 0 for all where drafts are not faster, and the most for all at the beginning of a trial.
@@ -119,18 +110,8 @@ class WhereFaster(LengthPolicy):
         budgets = self.inner.budgets(requests, batch)
         begins = way.is_trial and way.steps < _WARM and not batch.num_prefill_rows
         if begins and not self._prices.reading(1):
-            return [budget or self.inner.max_length for budget in budgets]
+            return [budget or self._most for budget in budgets]
         return budgets
-
-    def trim(
-        self, chances: Sequence[Sequence[float]], requests: Sequence[DraftStats], batch: BatchStats
-    ) -> Sequence[int]:
-        """See `LengthPolicy`."""
-        return self.inner.trim(chances, requests, batch)
-
-    def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
-        """See `LengthPolicy`."""
-        return self.inner.keep_drafting(prefix, draft_laws)
 
     def observe(self, step: StepOutcome) -> None:
         """Compare the ways, by steps without prefill rows and requests' own drafts, which both ways have."""
