@@ -187,3 +187,13 @@ def test_drafts_of_the_requests_themselves_say_nothing():
     world.own = True
     world.run(2)
     assert all(world.drafts)
+
+
+def test_the_first_trial_of_an_engine_does_not_delay_the_second():
+    world = World(drafted=0.003, tokens=1)
+    while not world.drafts or world.drafts[-1]:
+        world.step()
+    world.tokens = 9
+    for _ in range(200):
+        world.step()
+    assert all(world.drafts[-60:])

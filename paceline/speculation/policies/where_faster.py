@@ -50,7 +50,8 @@ class _Way:
         steps: since that began.
         seconds, tokens: of a step with drafts, on average; tokens per request.
         num_measured: steps in these averages.
-        credit: seconds that trials may lose, at most 0.
+        credit: seconds that trials may lose, at most 0 after the first trial, which is free: nothing is known before
+            it, and drafters that remember texts remember none.
     """
 
     drafts: bool = True
@@ -59,7 +60,7 @@ class _Way:
     seconds: float = 0.0
     tokens: float = 0.0
     num_measured: int = 0
-    credit: float = 0.0
+    credit: float = inf
 
     @property
     def seconds_each(self) -> float:
