@@ -16,8 +16,8 @@ PROMPTS = [
     "Repeat the word seagull ten times.",
 ]
 CHEAP_PAIR = ["suffix", {"method": "draft_model", "cost_ratio": 0.05}]
-GREEDY = [SamplingParams(temperature=0, max_tokens=24)] * len(PROMPTS)
-SAMPLED = [SamplingParams(temperature=0.8, top_p=0.95, seed=i, max_tokens=24) for i in range(len(PROMPTS))]
+GREEDY = [SamplingParams(temperature=0, max_tokens=16)] * len(PROMPTS)
+SAMPLED = [SamplingParams(temperature=0.8, top_p=0.95, seed=i, max_tokens=16) for i in range(len(PROMPTS))]
 INT8 = {"dtype": "int8"}
 """Draft with the target's own weights, coarser: no smaller model of the family is built in."""
 DRAFTS = [
@@ -117,7 +117,7 @@ def test_two_streams_at_once_keep_their_tokens_apart(plain):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "w8a8"])
 def test_other_weight_types_keep_their_promise_too(dtype):
     llm = LLM("smollm2-135m", speculative=None, dtype=dtype)
-    params = SamplingParams(temperature=0, max_tokens=24)
+    params = SamplingParams(temperature=0, max_tokens=12)
     alone = [llm.generate(text, params)[0].token_ids for text in PROMPTS[:3]]
     drafted = llm.drafting_with("ngram").generate(PROMPTS[:3], params)
     assert [o.token_ids for o in drafted] == alone
