@@ -17,13 +17,7 @@ from paceline.models.base import CausalLM, DrawsLaws, KVCache, RacesRows, Rows
 from paceline.models.rows import Part, build_rows
 from paceline.models.states import States
 from paceline.sampling import TokenTree
-from paceline.sampling.answered import (
-    LARGEST,
-    Answer,
-    Question,
-    asks_of,
-    questions_about,
-)
+from paceline.sampling.answered import LARGEST, Answer, Question, asks_of, questions_about
 from paceline.sampling.randomness import CounterRandomness
 from paceline.scheduling.batch import Grant
 

@@ -21,7 +21,7 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention
 from paceline.models.cuda_executor.block_matrix import put_blocks
 from paceline.models.cuda_executor.fetch import Fetch, Send
-from paceline.models.cuda_executor.foreseen import Answered, Follow, Foreseen, Told
+from paceline.models.cuda_executor.foreseen import Follow, Foreseen, Told
 from paceline.models.cuda_executor.graphs import GraphCapture, Outputs, on_device
 from paceline.models.cuda_executor.invariant import row_invariant
 from paceline.models.cuda_executor.laws import Wide, answers_of, peaks_of, picks_of, read_answers
@@ -192,7 +192,7 @@ class CudaModel(TorchModel):
         """See `DrawsLaws`: questions are copied to the device before the pass, and only answers and rows come back."""
         if isinstance(cache, CudaKVCache) and self._foreseen.knows(rows, cache, questions) and self.passes.fits(rows):
             answered = self._foreseen.begin(rows, cache, taps, cast(Sequence[Question], questions))
-            return partial(self._finish_foreseen, answered, taps, questions)
+            return lambda: self._drawn(*answered(), taps, questions)
         self._foreseen.pass_over()
         wide = self._wide(questions)
         wanted = [row for row, each in enumerate(questions) if each is None]
@@ -203,18 +203,18 @@ class CudaModel(TorchModel):
         fetched = self._fetch(self._answers(logits, peaks, wide), *asked)
 
         def finish() -> DrawnOutput:
-            table, *copies = fetched.wait()
-            given = copies[0] if asked else np.empty((0, self.config.vocab_size), np.float32)
-            return DrawnOutput(read_answers(table, questions), given, self._held(kept, taps))
+            table, *rows_asked = fetched.wait()
+            return self._drawn(table, kept, taps, questions, *rows_asked)
 
         return finish
 
-    def _finish_foreseen(
-        self, answered: Answered, taps: tuple[int, ...], questions: Sequence[Question | None]
+    def _drawn(
+        self, table: np.ndarray, states: DeviceStates | None, taps: tuple[int, ...],
+        questions: Sequence[Question | None], logits: np.ndarray | None = None,
     ) -> DrawnOutput:  # fmt: skip
-        table, kept = answered()
-        no_logits = np.empty((0, self.config.vocab_size), np.float32)
-        return DrawnOutput(read_answers(table, questions), no_logits, self._held(kept, taps))
+        """The output of a pass with this table of answers; no `logits` where all rows had questions."""
+        given = np.empty((0, self.config.vocab_size), np.float32) if logits is None else logits
+        return DrawnOutput(read_answers(table, questions), given, self._held(states, taps))
 
     def _by_tap(self, states: Tensor | None, taps: tuple[int, ...]) -> Taps:
         """The states of each tap, [M, hidden]."""
