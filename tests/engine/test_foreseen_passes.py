@@ -12,7 +12,6 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.build import build_engine
 from paceline.models.base import PAGE_SIZE
 from paceline.models.cuda_executor import CudaModel, foreseen
-from paceline.models.cuda_executor.foreseen import Foreseen
 from paceline.models.cuda_executor.laws import answers_of, picks_of
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
@@ -35,16 +34,6 @@ KINDS = (
 @pytest.fixture(scope="module")
 def models():
     return CudaModel(CHECKPOINT, "cpu", "float32", attention="by_position"), TorchModel(CHECKPOINT)
-
-
-@pytest.fixture
-def eager(monkeypatch):
-    """Foresight that always pays."""
-
-    def expect(self, rows, cache, is_right):
-        self._share, self._host_seconds, self._pass_seconds = 1.0, 1.0, 1.0
-
-    monkeypatch.setattr(Foreseen, "_expect", expect)
 
 
 def engine_of(model, num_pages, speculative=None, **config):
