@@ -3,17 +3,20 @@
 The tokens are those of drafting level by level: for requests that take the argmax of the unedited logits, and, where
 the runner can draw, for sampled requests under the coupled rule, whose noise is known beforehand and whose verification
 needs no draft laws. The length policy is applied afterwards to the draft's probabilities, and tokens that it would not
-have drafted are dropped.
+have drafted are dropped. So are those beyond a request's own length: requests of different lengths, because they end
+soon or their drafts are less certain, are drafted to the longest, in one call and not in one for each length.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, groupby
-from operator import mul
+from dataclasses import replace
+from itertools import accumulate, compress
+from operator import mul, not_
 from typing import Protocol
 
 import numpy as np
 
 from paceline.drafters.base import DraftContext
+from paceline.drafters.trees.drawn import Drawn
 from paceline.drafters.trees.growth import Growth
 from paceline.models.chains import ChainDraft, Draws
 from paceline.sampling.law import Law
@@ -59,20 +62,24 @@ def chains_at_once(runner: ChainRunner | None, growths: Sequence[Growth]) -> dic
     """By request id, a chain for each of `growths` that the runner can draft in one call, and hold."""
     if runner is None:
         return {}
-    fitting = [growth for growth in growths if _is_known(growth.context, runner) and runner.can_hold(growth)]
     chains: dict[str, TokenTree] = {}
-    ordered = sorted(fitting, key=_length)
-    for length, group in groupby(ordered, _length):
-        waiting: Sequence[Growth] = list(group)
-        while waiting:
-            seated = runner.admit(waiting)
-            contexts = [growth.context for growth in seated]
+    waiting = [growth for growth in growths if _is_known(growth.context, runner) and runner.can_hold(growth)]
+    own = {growth.context.request_id: growth.context for growth in waiting}
+    while waiting:
+        length = max([growth.context.longest for growth in waiting])
+        levelled = [_to_level(length, growth) for growth in waiting]
+        fits = [runner.can_hold(growth) for growth in levelled]
+        waiting = list(compress(waiting, map(not_, fits)))
+        together: Sequence[Growth] = list(compress(levelled, fits))
+        while together:
+            seated = runner.admit(together)
+            contexts = [own[growth.context.request_id] for growth in seated]
             is_greedy = all([context.takes_argmax for context in contexts])
             draws = None if is_greedy else _draws(contexts, length)
             tokens, probs = runner.draft_chains(seated, length, draws)
-            for context, own, sure in zip(contexts, tokens.tolist(), probs.tolist(), strict=True):
-                chains[context.request_id] = _chain(context, own, sure)
-            waiting = waiting[len(seated) :]
+            for context, drafted, sure in zip(contexts, tokens.tolist(), probs.tolist(), strict=True):
+                chains[context.request_id] = _chain(context, drafted[: context.longest], sure[: context.longest])
+            together = together[len(seated) :]
     return chains
 
 
@@ -83,8 +90,12 @@ def _is_known(context: DraftContext, runner: ChainRunner) -> bool:
     return context.params.is_greedy or (runner.can_draw and context.target_key is not None)
 
 
-def _length(growth: Growth) -> int:
-    return growth.context.longest
+def _to_level(length: int, growth: Growth) -> Growth:
+    """A growth of a chain of `length` tokens in the place of a shorter one: a runner needs room for all of them."""
+    context = growth.context
+    if context.longest == length:
+        return growth
+    return Drawn(replace(context, budget=max(context.budget, length), max_depth=length))
 
 
 def _draws(contexts: Sequence[DraftContext], num_tokens: int) -> Draws:

@@ -18,13 +18,16 @@ NOISE = CounterRandomness(0)
 
 
 class Runner:
-    """Drafts the numbers from 10 on, and records what it is asked. Two requests fit together."""
+    """Drafts the numbers from 10 on, and records what it is asked.
+
+    Two requests fit together, and the request "full" has room for two tokens.
+    """
 
     def __init__(self, can_draw):
         self.can_draw, self.asked = can_draw, []
 
     def can_hold(self, growth):
-        return growth.context.request_id != "too long"
+        return growth.max_rows <= {"too long": 0, "full": 2}.get(growth.context.request_id, 99)
 
     def admit(self, growths):
         return growths[:2]
@@ -66,9 +69,16 @@ def test_greedy_and_coupled_requests_share_a_call_with_the_noise_of_their_positi
 def test_greedy_requests_alone_are_asked_without_draws():
     runner = Runner(can_draw=False)
     assert set(drafted(runner, greedy("a"), greedy("b", 2), greedy("c"), greedy("d"), sampled())) == set("abcd")
-    assert [(names, count, draws) for names, count, draws in runner.asked] == [
-        (["b"], 2, None), (["a", "c"], 3, None), (["d"], 3, None),
-    ]  # fmt: skip
+    assert runner.asked == [(["a", "b"], 3, None), (["c", "d"], 3, None)]
+
+
+@pytest.mark.parametrize("make", [greedy, sampled])
+def test_requests_of_different_lengths_share_a_call_if_there_is_room_and_each_gets_its_own_length(make):
+    runner = Runner(can_draw=True)
+    chains = drafted(runner, make("a", 1), make("full", 2), make("b", 4), make("late", 4, max_depth=2))
+    assert [(names, count) for names, count, _ in runner.asked] == [(["a", "b"], 4), (["late"], 4), (["full"], 2)]
+    assert {name: len(chain) for name, chain in chains.items()} == {"a": 1, "full": 2, "b": 4, "late": 2}
+    assert {chain.tokens[0] for chain in chains.values()} == {10}
 
 
 @pytest.mark.parametrize("other", [

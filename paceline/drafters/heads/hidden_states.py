@@ -71,10 +71,13 @@ class HiddenStates:
         taps: the target's layers, in the order of concatenation.
         target, cache: for recomputing missing states.
         max_rows: most rows of a recomputing pass.
+
+    Attributes:
+        max_positions: of the target.
     """
 
     def __init__(self, taps: Sequence[int], target: CausalLM, cache: KVCache, max_rows: int = 512) -> None:
-        self.taps = tuple(taps)
+        self.taps, self.max_positions = tuple(taps), target.config.max_position_embeddings
         self._target, self._cache, self._max_rows = target, cache, max_rows
         self._held: dict[str, _Held] = {}
         self._tables: WeakValueDictionary[int, Any] = WeakValueDictionary()
