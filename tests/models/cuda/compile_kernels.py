@@ -25,11 +25,14 @@ def kernels(kind: str, bytes_each: int, waits: bool):
     data = {name: f"*{kind}" for name in ("query", "keys", "values", "x", "weight", "bias", "out")}
     waiting, two = {"WAITS": waits}, {"num_stages": 2}
     places = dict.fromkeys(PLACES, "*i32")
-    block_n, warps = attention.block_keys(128, bytes_each)
-    for is_only in (False, True):
-        yield attention._attend_split, data | SUMS | places | COUNTS | {"scale": "fp32"}, HEAD | waiting | {
-            "CAP": 5.0, "WINDOW": 33, "GROUP": 6, "KEY_HEADS": 2, "QUERIES": 16, "BLOCK_N": block_n, "PAGE": 16,
-            "IS_ONLY": is_only,
+    many = dict.fromkeys(("query", "keys", "values", "out"), "*fp32")  # 71 heads that share their keys, in float32
+    for is_only, size, width, group, own in ((False, bytes_each, 128, 6, {}), (True, bytes_each, 128, 6, {}),
+                                             (False, 4, 64, 71, many)):  # fmt: skip
+        queries = attention.queries_of_tile(group)
+        block_n, warps = attention.block_keys(width, size, queries)
+        yield attention._attend_split, data | SUMS | places | COUNTS | {"scale": "fp32"} | own, waiting | {
+            "CAP": 5.0, "WINDOW": 33, "GROUP": group, "KEY_HEADS": 2, "QUERIES": queries, "BLOCK_N": block_n,
+            "PAGE": 16, "IS_ONLY": is_only, "HEAD_DIM": width, "BLOCK_D": width, "SPLIT": 256,
         }, {"num_stages": 1, "num_warps": warps}  # fmt: skip
     yield attention._add_splits, data | SUMS | places | COUNTS, HEAD | waiting | {"WINDOW": 33, "HEADS": 12}, two
     tiles = [(products.tile_of(*shape, bytes_each, False), 0) for shape in ((151_936, 1536), (1536, 8960), (256, 40))]

@@ -24,5 +24,5 @@ def test_every_kernel_becomes_machine_code_that_fits(tmp_path, capability):
     )
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 35
+    assert len(lines) == 36
     assert all(int(shared) <= SHARED and int(size) > 0 for *_, shared, size in lines)

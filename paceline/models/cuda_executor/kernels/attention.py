@@ -35,9 +35,10 @@ def queries_of_tile(group: int) -> int:
     return max(_LEAST_QUERIES, triton.next_power_of_2(group))
 
 
-def block_keys(width: int, bytes_each: int) -> tuple[int, int]:
-    """(keys per block, warps), by the size of a key alone; a block fits into 99 KiB of shared memory."""
-    keys = max(16, min(128, 32_768 // (width * bytes_each)))
+def block_keys(width: int, bytes_each: int, queries: int) -> tuple[int, int]:
+    """(keys per block, warps), by the size of a key and the number of queries; a block, with its scores, fits into 99
+    KiB of shared memory."""
+    keys = max(16, min(128, 32_768 // (max(width, queries) * bytes_each)))
     return keys, 8 if keys == 128 else 4
 
 
@@ -175,13 +176,14 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows
     if not is_only:
         mixed = torch.empty(splits, num_rows, heads, head_dim, device=query.device, dtype=torch.float32)
         peaks, totals = torch.empty(2, splits, num_rows, heads, device=query.device, dtype=torch.float32)
-    block_n, warps = block_keys(block_d, keys.itemsize)
+    queries = queries_of_tile(group)
+    block_n, warps = block_keys(block_d, keys.itemsize, queries)
     _attend_split[(num_rows, key_heads, splits)](
         query, keys, values, mixed, peaks, totals, out,
         rows.first_page, rows.natural, rows.lengths, rows.first_branch, rows.tile_rows, rows.tile_sizes, rows.flat,
         form.scale, num_rows,
         CAP=form.cap, WINDOW=form.window, GROUP=group, KEY_HEADS=key_heads, HEAD_DIM=head_dim,
-        QUERIES=queries_of_tile(group), BLOCK_N=block_n, BLOCK_D=block_d, SPLIT=SPLIT_KEYS, PAGE=PAGE_SIZE,
+        QUERIES=queries, BLOCK_N=block_n, BLOCK_D=block_d, SPLIT=SPLIT_KEYS, PAGE=PAGE_SIZE,
         IS_ONLY=is_only, num_stages=1, num_warps=warps, **waits,
     )  # fmt: skip
     if not is_only:
