@@ -54,12 +54,18 @@ class CudaKVCache(TorchKVCache):
         self.changes = 0
         self.lookups: Lookups | None = None
 
-    def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """See `KVCache.move`."""
+    def _move(self, source: Tensor, destination: Tensor) -> None:
         self.changes += 1
-        super().move(sources, destinations)
+        super()._move(source, destination)
         if self.lookups is not None:
-            self.lookups.move(self._index(sources), self._index(destinations))
+            self.lookups.move(source, destination)
+
+    def _index(self, slots: Sequence[int] | np.ndarray) -> Tensor:
+        """Slots on the device, in order of launches: a copy from other memory than pinned would wait for passes."""
+        index = torch.from_numpy(np.asarray(slots, dtype=np.int64))
+        if self.keys.device.type == "cuda":
+            index = index.pin_memory()
+        return index.to(self.keys.device, non_blocking=True)
 
     def look_up(self, longest: int, shortest: int, earliest: bool, num_drafts: int) -> int:
         """See `LooksUp`; before the first pass."""

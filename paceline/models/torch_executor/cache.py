@@ -46,7 +46,9 @@ class TorchKVCache:
     @torch.inference_mode()
     def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy slots `sources` to `destinations`; indexing on the right makes a copy, so all reads come first."""
-        source, destination = (self._index(slots) for slots in (sources, destinations))
+        self._move(self._index(sources), self._index(destinations))
+
+    def _move(self, source: torch.Tensor, destination: torch.Tensor) -> None:
         for stored in (self.keys, self.values):
             stored[:, destination] = stored[:, source]
 

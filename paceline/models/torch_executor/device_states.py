@@ -40,8 +40,12 @@ class DeviceStates:
     def __getitem__(self, rows: slice | list[int]) -> "DeviceStates":
         if isinstance(rows, slice):
             return DeviceStates(self._table, self._rows[rows], self._columns)
-        lines = [self._table[self._rows[row], self._columns.start : self._columns.stop] for row in rows]
-        return DeviceStates(torch.stack(lines))  # an index that is a list would be copied, and waited for
+        runs = [DeviceStates(self._table, self._rows[first:end], self._columns) for first, end in _runs(rows)]
+        if len(runs) == 1:
+            return runs[0]
+        return DeviceStates(
+            torch.cat([run.tensor() for run in runs])
+        )  # a list as index would be copied, and waited for
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self.tensor().float().cpu().numpy().astype(dtype or np.float32, copy=False)
@@ -82,6 +86,12 @@ def tensor_of(states: States, device: torch.device) -> Tensor:
     if isinstance(states, DeviceStates):
         return states.tensor()
     return torch.from_numpy(np.ascontiguousarray(states, np.float32)).to(device)
+
+
+def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, end) of each run of consecutive numbers in `rows`."""
+    edges = [0, *[place for place in range(1, len(rows)) if rows[place] != rows[place - 1] + 1], len(rows)]
+    return [(rows[start], rows[end - 1] + 1) for start, end in pairwise(edges)]
 
 
 def _side_by_side(parts: Sequence[States]) -> DeviceStates | None:

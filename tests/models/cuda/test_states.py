@@ -38,6 +38,8 @@ def test_parts_of_a_table_are_those_of_the_array():
                 "last": (first[-1:], NUMBERS[-1:, :2]),
                 "none": (states[4:4], NUMBERS[4:4]),
                 "listed": (second[3:][[0, 4, 2]], NUMBERS[[3, 7, 5], 2:4]),
+                "listed, a run": (second[3:][[1, 2, 3]], NUMBERS[4:7, 2:4]),
+                "listed, two runs": (second[3:][[0, 1, 4, 5]], NUMBERS[[3, 4, 7, 8], 2:4]),
                 "below each other": (concatenate([third[:2], third[6:]]), NUMBERS[[0, 1, 6, 7, 8, 9], 4:]),
                 "side by side": (concatenate([first[1:3], third[1:3]], axis=1), NUMBERS[1:3][:, [0, 1, 4, 5]]),
                 "all columns": (concatenate([one[5:] for one in (first, second, third)], axis=1), NUMBERS[5:]),
