@@ -76,6 +76,11 @@ class Done:
     def __init__(self, at: float, tables: tuple[torch.Tensor, ...]) -> None:
         self._at, self._tables = at, [table.numpy().copy() for table in tables]
 
+    @property
+    def is_there(self) -> bool:
+        """See `Fetched`."""
+        return time.perf_counter() >= self._at
+
     def wait(self) -> list[np.ndarray]:
         """See `Fetched`."""
         while time.perf_counter() < self._at:

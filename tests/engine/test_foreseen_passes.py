@@ -12,6 +12,7 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.build import build_engine
 from paceline.models.base import PAGE_SIZE
 from paceline.models.cuda_executor import CudaModel, foreseen
+from paceline.models.cuda_executor.begun import BegunPass
 from paceline.models.cuda_executor.laws import answers_of, picks_of
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
@@ -78,6 +79,22 @@ def some_requests(rng, kinds, vocabulary=100):
         )
 
 
+def in_reference_counts_alone(run):
+    """Check that no launched pass outlives `run` for want of the garbage collector, but the latest."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(launched_passes())
+        run()
+        assert len(launched_passes()) <= before + 1
+    finally:
+        gc.enable()
+
+
+def launched_passes():
+    return [each for each in gc.get_objects() if type(each) is BegunPass]
+
+
 @pytest.mark.parametrize("kinds", [GREEDY, SAMPLED, KINDS], ids=["greedy", "sampled", "mixed"])
 @pytest.mark.parametrize("seed", range(6))
 def test_requests_that_come_go_and_lose_their_pages(models, eager, seed, kinds, monkeypatch):
@@ -120,6 +137,13 @@ def test_requests_with_lookups_that_come_go_and_lose_their_pages(repetitive, eag
         assert ours.metrics.spec_decode_num_draft_tokens > 0
         assert model._foreseen.num_taken > before
     assert ours.scheduler.pool.num_free == pages
+
+
+@pytest.mark.parametrize("spec", [None, SpeculativeConfig("ngram", policy="fixed", num_draft_tokens=2)])
+def test_passes_that_are_over_are_freed_without_the_garbage_collector(repetitive, eager, spec):
+    engine = engine_of(repetitive[0], 40, spec)
+    requests = list(some_requests(random.Random(3), ({}, {}, {"temperature": 0.8}), 7))
+    in_reference_counts_alone(lambda: texts(engine, requests))
 
 
 def test_a_pass_whose_graph_is_not_there_yet(eager):

@@ -201,6 +201,13 @@ def test_drafts_are_launched_before_they_are_asked_for(kind, count, wrong_after)
     engine.drafter.runner.pages.check_integrity()
 
 
+@pytest.mark.parametrize("head", ["eagle3", "dspark"])
+def test_passes_that_are_over_are_freed_without_the_garbage_collector(head):
+    """Each keeps the states of its rows on the device, and memory for its answers."""
+    engine, requests = with_head(model_of(), HEADS[head], 60), requests_of([{}, {"temperature": 0.9}], 2, 60)
+    foreseen_passes.in_reference_counts_alone(lambda: texts(engine, requests))
+
+
 def test_a_head_of_few_positions_drafts_ahead_what_it_drafts_when_asked():
     record, requests = HEADS["eagle3"], requests_of([{}] * 2, 2, 60)
     layer = replace(record.config.layer, max_position_embeddings=32)

@@ -17,6 +17,8 @@ from paceline.models.torch_executor.device_states import DeviceStates
 from paceline.sampling.answered import Question
 
 Questions = Sequence[Question]
+Learn = Callable[["BegunPass", Roots, np.ndarray, np.ndarray], bool]
+"""See `BegunPass.learn`."""
 
 
 @dataclass(eq=False, slots=True)
@@ -32,8 +34,9 @@ class BegunPass:
         fetched: the answers.
         states: of the taps.
         has_drafts: whether it verifies drafts that were on the device only when it was launched.
-        learn: fills in what the pass before decides, of which it is given where this one begins, committed rows and
-            picks; False if this pass cannot be the next one.
+        learn: given this pass, fills in what the pass before decides, of which it is also given where this one begins,
+            committed rows and picks; False if this pass cannot be the next one. It must not hold the pass itself: the
+            two would keep states and buffers until a garbage collection.
         waits: `learn` is to be called first. Until then `rows` may be a template, and the pass is not taken.
     """
 
@@ -46,7 +49,7 @@ class BegunPass:
     fetched: Fetched
     states: DeviceStates | None
     has_drafts: bool = False
-    learn: Callable[[Roots, np.ndarray, np.ndarray], bool] = lambda *_: True
+    learn: "Learn" = lambda *_: True
     waits: bool = False
 
     def places_of(

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 _BUFFERS = 2
-_BYTES = 16 << 20
+_FEWEST_BYTES, _MOST_BYTES = 1 << 16, 1 << 26
+"""Of a fetch's buffer. Larger fetches, of many rows of logits, are waited for."""
 _SENT_BYTES = 1 << 20
 _ALIGNED = 16
 
@@ -26,6 +27,11 @@ class Fetched:
     _done: "torch.cuda.Event | None"
     has_arrived: bool = False
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the copies are complete; False where they were made at once, as what was before that is unknown."""
+        return self._done is not None and self._done.query()
+
     def wait(self) -> list[np.ndarray]:
         """Wait for the copies and return them; later fetches do not overwrite them."""
         if self._done is None:
@@ -37,10 +43,10 @@ class Fetched:
 
 
 class _Buffer:
-    """Pinned memory for one fetch at a time."""
+    """Pinned memory of `size` bytes for one fetch at a time."""
 
-    def __init__(self) -> None:
-        self.memory = torch.empty(_BYTES, dtype=torch.uint8, pin_memory=True)
+    def __init__(self, size: int) -> None:
+        self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         self.arrived = torch.cuda.Event()
         self.user: Callable[[], Fetched | None] = lambda: None
 
@@ -61,9 +67,9 @@ class Fetch:
     def __call__(self, *tables: Tensor) -> Fetched:
         """Start to copy `tables`, with the contents that they have after all work launched so far."""
         sizes = [-(-table.nbytes // _ALIGNED) * _ALIGNED for table in tables]
-        if self._device.type != "cuda" or sum(sizes) > _BYTES:
+        if self._device.type != "cuda" or sum(sizes) > _MOST_BYTES:
             return Fetched([table.to("cpu", copy=True) for table in tables], None)
-        buffer = self._free_buffer()
+        buffer = self._free_buffer(sum(sizes))
         copies, start = [], 0
         for table, size in zip(tables, sizes, strict=True):
             place = buffer.memory[start : start + table.nbytes].view(table.dtype).view(table.shape)
@@ -74,11 +80,12 @@ class Fetch:
         buffer.user = ref(fetched)
         return fetched
 
-    def _free_buffer(self) -> _Buffer:
+    def _free_buffer(self, size: int) -> _Buffer:
+        """A buffer of at least `size` bytes; sizes are powers of two, so that few are made."""
         for buffer in self._buffers:
-            if buffer.is_free:
+            if buffer.is_free and len(buffer.memory) >= size:
                 return buffer
-        self._buffers.append(_Buffer())
+        self._buffers.append(_Buffer(max(_FEWEST_BYTES, 1 << (size - 1).bit_length())))
         return self._buffers[-1]
 
 

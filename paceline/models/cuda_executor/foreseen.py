@@ -155,10 +155,9 @@ class Foreseen:
         if self._next is None and not decided and self._is_worth_it():
             self._next = self._begun_after(current, rows, own, cache, questions)
         after, has_recorded = self._next, num_graphs != len(cache.graphs)
-        host_seconds = self._clock() - began
 
         def finish() -> tuple[np.ndarray, DeviceStates | None]:
-            resumed = self._clock()
+            ended_before = current.fetched.is_there
             [table] = current.fetched.wait()
             table = table[own]
             roots, picks = roots_after(rows, starts, table), picks_of(table).astype(np.int32)
@@ -169,7 +168,7 @@ class Foreseen:
             for tell in decided:
                 tell(counts, picks)
             if current is not ahead and (after is None or not is_right) and not has_recorded:  # one pass and no more
-                self._pass_seconds += _MEMORY * (self._clock() - resumed + host_seconds - self._pass_seconds)
+                self._learn_seconds(self._clock() - began, ended_before)
             self._last = _Ended(ref(cache), cache.changes, taps, roots)
             states = current.states
             if states is not None and len(own) < len(states):
@@ -181,6 +180,8 @@ class Foreseen:
 
     def follow(self, method: Follow) -> None:
         """Call a method of some drafter before the answers of each pass are fetched, as long as that drafter lives."""
+        if not self._followers:
+            self._verdicts.warm_up(self._picks)
         self._followers = [*(each for each in self._followers if each() is not None), WeakMethod(method)]
 
     def pass_over(self) -> None:
@@ -190,6 +191,12 @@ class Foreseen:
 
     def _methods(self) -> list[Follow]:
         return [method for each in self._followers if (method := each()) is not None]
+
+    def _learn_seconds(self, seconds: float, ended_before: bool) -> None:
+        """Update the average with a pass that took `seconds`, or less if it `ended_before` the host waited for it."""
+        known = self._pass_seconds
+        if not known or seconds < known or not ended_before:
+            self._pass_seconds += (_MEMORY if known else 1.0) * (seconds - known)
 
     def _is_worth_it(self) -> bool:
         """Whether a pass launched ahead is expected to save time."""
@@ -263,7 +270,7 @@ class Foreseen:
         except Exception:  # as in `verify`
             return None
 
-        def learn(roots: Roots, counts: np.ndarray, _: np.ndarray) -> bool:
+        def learn(begun: BegunPass, roots: Roots, counts: np.ndarray, _: np.ndarray) -> bool:
             rows = chains_after(roots, levels, self._max_positions)
             questions = questions_of(None if draws is None else draws_after(draws, counts), count, levels)
             if rows is None or questions is None:
@@ -335,8 +342,8 @@ class Foreseen:
             return None
         begun = self._begun(following, cache, current.taps, cast(Questions, asked), is_foreseen=True)
 
-        def learn(_: Roots, counts: np.ndarray, picks: np.ndarray) -> bool:
-            following.token_ids[:] = picks
+        def learn(begun: BegunPass, _: Roots, counts: np.ndarray, picks: np.ndarray) -> bool:
+            begun.rows.token_ids[:] = picks
             return True
 
         begun.learn, begun.waits = learn, True
@@ -363,7 +370,7 @@ class Foreseen:
         asked = [LARGEST] * len(template.slots)
         begun = self._begun(template, cache, current.taps, asked, is_foreseen=True, advance=advance)
 
-        def learn(*_: object) -> bool:
+        def learn(begun: BegunPass, *_: object) -> bool:
             [lines] = fetched[0].wait()
             tokens, positions, slots = lines[:, : len(template.slots)]
             begun.rows = replace(
@@ -377,5 +384,5 @@ class Foreseen:
 
 def _learns(begun: BegunPass, roots: Roots, counts: np.ndarray, picks: np.ndarray) -> bool:
     """Tell a pass what the one before it decided (see `BegunPass.learn`); whether it can be the next one."""
-    begun.waits = not begun.learn(roots, counts, picks)
+    begun.waits = not begun.learn(begun, roots, counts, picks)
     return not begun.waits

@@ -196,7 +196,7 @@ class CudaModel(TorchModel):
         self._foreseen.pass_over()
         wide = self._wide(questions)
         wanted = [row for row, each in enumerate(questions) if each is None]
-        index = torch.tensor(wanted, device=self._stage.device) if wanted else None
+        index = self._send(np.array(wanted)) if wanted else None
         logits, states, peaks = self.launch(rows, cache, taps)
         asked = [] if index is None else [logits[index]]
         kept = None if states is None else DeviceStates(states.clone())
@@ -285,7 +285,8 @@ class CudaModel(TorchModel):
         """`verify_early` will be called, and `follow`, a method, for each pass of chains; see `Foreseen.follow`."""
         self._foreseen.verifies_early = True
         if follow is not None:
-            self._foreseen.follow(follow)
+            with on_device(self._stage.device):
+                self._foreseen.follow(follow)
 
     def _chain_apart(self, rows: Rows, cache: KVCache, logits: Tensor, num_tokens: int, picks: Picks) -> ChainDraft:
         """The chains after `logits` without graphs (masks are made on the host): a pass per level, each waited for."""
@@ -311,9 +312,10 @@ class CudaModel(TorchModel):
         """
         cache = self._checked(None if is_foreseen else rows, cache, taps)
         if self.attention == "sdpa":
-            found, tapped = self._scored(rows, cache, taps)
-            logits = self.peers.whole(found, len(rows.logit_rows), None)
-            return Launched(logits, self.peers.states(tapped, taps, len(rows.token_ids)), peaks_of(logits))
+            with on_device(self._stage.device):  # blocks of a file have a kernel of ours
+                found, tapped = self._scored(rows, cache, taps)
+                logits = self.peers.whole(found, len(rows.logit_rows), None)
+                return Launched(logits, self.peers.states(tapped, taps, len(rows.token_ids)), peaks_of(logits))
         num_asked = len(rows.logit_rows)
         logits, peaks, *states = self.passes.run(
             rows,

@@ -7,16 +7,17 @@ device: positions, slots and lengths move on by the number of accepted drafts. N
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.models.base import PAGE_SIZE, Rows
-from paceline.models.cuda_executor.paged_rows import FIELDS
+from paceline.models.cuda_executor.paged_rows import FIELDS, pack, pack_levels, packed_size
 from paceline.models.cuda_executor.passes import Advance, AdvanceChain, CudaKVCache
 from paceline.models.cuda_executor.staging import LARGEST
+from paceline.models.rows import Part, build_rows
 from paceline.models.torch_executor.device_states import DeviceStates
 
 MOST_ROWS = 32
@@ -122,6 +123,21 @@ class Verdicts:
             continue_pass(packed, self.accepted, self.roots, draft.tokens, num_rows=num_rows, **how)
 
         return run
+
+    def warm_up(self, picks: Tensor) -> None:
+        """Compile the kernels now, not during a request; `picks` as of `Pending`, of which one is read."""
+        rows, first, device = build_rows([Part((0,), 0, [0])]), np.zeros(1, np.int64), picks.device
+        pending = Pending(rows, first, cast(CudaKVCache, None), first, picks, (), None, self)  # no cache is read
+        chain, following = chain_template(pending, rows.page_tables, 1), pass_template(pending, 1)
+        assert chain is not None and following is not None
+        packed = np.zeros(packed_size(chain, 1) + len(FIELDS), np.int32)
+        pack_levels(chain, 0, packed[: len(FIELDS)].reshape(1, len(FIELDS), 1))
+        pack(chain, 1, 0, 1, packed[len(FIELDS) :])
+        self.chain_after(chain, picks, 1, 0)(torch.from_numpy(packed).to(device), 1, 1)
+        packed = np.zeros(packed_size(following, 2), np.int32)
+        pack(following, 2, 0, 1, packed)
+        draft = Draft(torch.zeros(1, 1, dtype=torch.float64, device=device), None)
+        self.pass_after(following, draft, 0, PAGE_SIZE)(torch.from_numpy(packed).to(device), 2)
 
     def keys_after(self, keys: Tensor, count: int) -> Tensor:
         """[S, count] of keys [S, more], from the token after the new root on."""

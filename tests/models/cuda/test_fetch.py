@@ -21,6 +21,9 @@ def waited(monkeypatch):
         def record(self, stream=0):
             self.stream = stream
 
+        def query(self):
+            return bool(streams)
+
         def synchronize(self):
             if self.stream is not None:
                 streams.append(self.stream)
@@ -75,10 +78,27 @@ def test_memory_of_copies_that_arrived_or_are_not_wanted_is_used_again(waited, m
     assert held.wait()[0].tolist() == [[7.0, 7.0]] * 2
 
 
+def test_few_sizes_of_memory_are_allocated(waited, monkeypatch):
+    allocated, empty = [], torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **how: allocated.append(size) or empty(*size, **how))
+    fetch = Fetch(SECOND)
+    for size in (100, 70_000, 100, 100_000, 200_000, 70_000):
+        assert len(fetch(torch.zeros(size, dtype=torch.uint8)).wait()[0]) == size
+    assert allocated == [(1 << 16,), (1 << 17,), (1 << 18,)]
+
+
+def test_a_copy_says_whether_it_is_there(waited):
+    fetched = Fetch(SECOND)(torch.zeros(3))
+    assert not fetched.is_there
+    fetched.wait()
+    assert fetched.is_there
+
+
 def test_a_large_table_and_one_that_is_here_are_copied_at_once(waited):
-    table = torch.zeros(3_000_000, 1, dtype=torch.float64)
+    table = torch.zeros(9_000_000, 1, dtype=torch.float64)
     for device in (SECOND, torch.device("cpu")):
         copy = Fetch(device)(table)
+        assert not copy.is_there
         table[0] += 1
         assert copy.wait()[0][0] == table[0] - 1
     assert waited == []

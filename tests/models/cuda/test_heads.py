@@ -1,5 +1,6 @@
 """Heads beside a target on the device: the torch heads' numbers, chains in graphs, and plain's texts in an engine."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor.graphs import EagerGraphs  # noqa: E402
 from paceline.models.cuda_executor.heads.autoregressive import CudaAutoregressiveNet  # noqa: E402
 from paceline.models.cuda_executor.heads.nets import CudaBlockNet, CudaStepNet  # noqa: E402
+from paceline.models.cuda_executor.laws import chains  # noqa: E402
 from paceline.models.gguf_file import GGUFCheckpoint  # noqa: E402
 from paceline.models.heads.build import make_net  # noqa: E402
 from paceline.models.heads.nets import NetOutput  # noqa: E402
@@ -207,6 +209,45 @@ def test_kernels_draw_what_the_host_draws(in_torch, name, monkeypatch):
     draft = ours.draft_chains(rows, np.concatenate(fed), ours.new_cache(4), 4, draws_of(2, 4))
     assert draft.tokens.tolist() == tokens
     close(draft.top_probs, probs)
+
+
+@pytest.mark.parametrize("rows", [[2, 3, 4], [0, 2, 3], [3, 1]])
+def test_listed_rows_of_input_states_are_those_of_their_taps(rows):
+    net = make_net(EAGLES["eagle3"], on_device())
+    taps = TAPS[:, : 96 * len(net.record.config.taps)]
+    close(np.asarray(net.project(taps)[1:][rows]), np.asarray(net.project(taps[1:][rows])))
+
+
+@pytest.mark.parametrize("family", ["dspark", "medusa", "eagle3"])
+def test_tokens_are_picked_on_the_heads_own_device(family, monkeypatch):
+    """Triton launches on the current device: on a machine with several, another one would read this one's logits."""
+    current, picked_on = ["another"], []
+
+    @contextmanager
+    def own(device):
+        current.append(str(device))
+        yield
+        current.pop()
+
+    def rank(logits):
+        picked_on.append(current[-1])
+        return chains.likeliest(logits)
+
+    for module in ("heads.nets", "passes", "heads.autoregressive"):
+        monkeypatch.setattr(f"paceline.models.cuda_executor.{module}.on_device", own)
+    target = on_device()
+    net = make_net({"dspark": records.dspark, "medusa": records.medusa, "eagle3": records.eagle3}[family](), target)
+    net.kernels = chains.Kernels(rank, None)
+    width = 96 * len(net.record.config.taps)
+    if family == "dspark":
+        size = net.record.config.num_steps + 1
+        net.draft_chains(build_rows([Part((0,), 0, TOKENS[:size], logits="all")]), net.new_cache(1))
+    elif family == "medusa":
+        net.draft_chains(net.begin(TAPS[:1, :width]), np.array([5]), 2)
+    else:
+        rows = build_rows([Part((0,), 0, TOKENS[:4], logits="last")])
+        net.draft_chains(rows, net.project(TAPS[:4, :width]), net.new_cache(1), 3)
+    assert set(picked_on) == {"cpu"}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -167,6 +167,23 @@ def test_rows_beyond_the_longest_text_have_no_place(kernels):
     assert found.slots.tolist()[2:] == [SPARE, SPARE] and SPARE not in found.slots.tolist()[:2]
 
 
+@KERNELS
+def test_both_kernels_are_launched_when_a_head_is_made(kernels, monkeypatch):
+    checked(kernels)
+    if kernels:
+        from paceline.models.cuda_executor.kernels import verdicts as place
+    else:
+        from paceline.models.cuda_executor import verdicts as place
+    launched = []
+    for name in ("continue_chain", "continue_pass"):
+        own = name if kernels else f"_{name}"
+        run = getattr(place, own)
+        monkeypatch.setattr(place, own, lambda *a, run=run, name=name, **k: launched.append(name) or run(*a, **k))
+    verdicts = Verdicts.on(torch.device("cpu"), kernels)
+    verdicts.warm_up(torch.full((4,), 7, dtype=torch.int32))
+    assert launched == ["continue_chain", "continue_pass"] and int(verdicts.roots[0]) == 7
+
+
 def test_noise_moves_on_by_the_accepted_tokens():
     verdicts = Verdicts.on(torch.device("cpu"), False)
     verdicts.accepted[:2] = torch.tensor([0, 2])

@@ -74,3 +74,15 @@ def test_passes_for_nothing_end(before):
     begun = steps.foreseen.num_foreseen
     steps.run(200, follow=False)
     assert steps.foreseen.num_foreseen - begun <= 1
+
+
+def test_what_the_caller_does_while_a_pass_runs_is_no_part_of_the_pass():
+    known = Steps().foreseen
+    known._learn_seconds(9.0, ended_before=True)  # at most
+    assert known._pass_seconds == 9
+    known._learn_seconds(1.0, ended_before=True)
+    assert known._pass_seconds == 8
+    known._learn_seconds(20.0, ended_before=True)
+    assert known._pass_seconds == 8
+    known._learn_seconds(16.0, ended_before=False)
+    assert known._pass_seconds == 9

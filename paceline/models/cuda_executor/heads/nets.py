@@ -166,9 +166,10 @@ class CudaBlockNet(PagedChainNet, TorchBlockNet):
         """
         blocks, count = len(rows.page_tables), len(rows.logit_rows)
         anchors = self.index(rows.token_ids[:: len(rows.token_ids) // blocks])  # sent before the pass: a copy waits
-        logits, _ = self._places(rows, cast(CudaKVCache, cache))
-        by_place = logits[:count].unflatten(0, (blocks, count // blocks)).unbind(1)
-        return self._read(self._picked(by_place, anchors, self._picks(draws)), draws)
+        with on_device(self.device):
+            logits, _ = self._places(rows, cast(CudaKVCache, cache))
+            by_place = logits[:count].unflatten(0, (blocks, count // blocks)).unbind(1)
+            return self._read(self._picked(by_place, anchors, self._picks(draws)), draws)
 
     def _picked(self, by_place: Sequence[Tensor], before: Tensor, picks: Picks) -> Tensor:
         """[2, positions, blocks] float64: tokens drafted position by position, and the largest probabilities."""
