@@ -30,6 +30,8 @@ class Bets:
     Attributes:
         log_wealth: by rival, natural logarithm of its wealth.
         num_tokens, num_drafted: number of tokens, and of those for which something was drafted.
+        num_compared, num_other: number of tokens that were compared with the draw of their request's noise, and of
+            those that are others.
         peak: largest natural logarithm of the mixture's wealth so far.
         log_pure: by degree of lenience, log wealth without `HEDGE`, from which exclusions follow.
     """
@@ -37,6 +39,8 @@ class Bets:
     log_wealth: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*_NAMES, UNFORESEEN), 0.0))
     num_tokens: int = 0
     num_drafted: int = 0
+    num_compared: int = 0
+    num_other: int = 0
     peak: float = 0.0
     log_pure: dict[str, float] = field(default_factory=lambda: dict.fromkeys(map(lenience_name, LENIENCES), 0.0))
     _bins: np.ndarray = field(default_factory=lambda: np.ones(_BINS))
@@ -45,7 +49,7 @@ class Bets:
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "Bets":
         """Bets that continue with the wealth of earlier, independent runs, from the output of `as_record`."""
-        bets = cls(num_tokens=record["tokens"], num_drafted=record["drafted_tokens"])
+        bets = cls(**{field: record[name] for name, field in _COUNTS.items()})
         for own, name in ((bets.log_wealth, "log_wealth"), (bets.log_pure, "log_pure")):
             own |= {rival: float(record[name].get(rival, 0.0)) for rival in own}
         bets.peak = max(0.0, bets.log_e, float(record.get("peak", 0.0)))
@@ -55,7 +59,7 @@ class Bets:
         """JSON-ready, without infinities."""
         wealth = {name: {rival: max(value, -1e9) for rival, value in own.items()}
                   for name, own in (("log_wealth", self.log_wealth), ("log_pure", self.log_pure))}  # fmt: skip
-        counts = {"tokens": self.num_tokens, "drafted_tokens": self.num_drafted}
+        counts = {name: getattr(self, field) for name, field in _COUNTS.items()}
         return {**counts, "peak": min(self.peak, 1e9), **wealth}
 
     @property
@@ -73,17 +77,25 @@ class Bets:
         """The rival with the largest wealth."""
         return max(self.log_wealth, key=lambda name: self.log_wealth[name])
 
-    def feed(self, p: Law, q: Law | None, token: int, reads_draft: bool = True) -> None:
+    def feed(
+        self, p: Law, q: Law | None, token: int, is_drawn: bool | None = None, *, reads_draft: bool = True
+    ) -> None:  # fmt: skip
         """Bet on one emitted token.
 
         Args:
             p: the law it should have been drawn from.
             q: the draft's law at its position, fixed before the token; None where nothing was drafted.
+            is_drawn: whether it is the token that known noise draws from p, as it must be; None if none is known. Then
+                the drafter may know the noise too, so that q is not fixed before the token, and no bet reads it.
             reads_draft: False for block verification, where the length of a round carries information on its tokens.
         """
         self.num_tokens += 1
         self.num_drafted += q is not None
-        if not p.prob(token) > 0:
+        if is_drawn is not None:
+            self.num_compared += 1
+            self.num_other += not is_drawn
+            reads_draft = False
+        if is_drawn is False or not p.prob(token) > 0:
             self.peak = float("inf")
             return
         q = q if reads_draft else None
@@ -117,6 +129,11 @@ class Bets:
 
 
 _NAMES = tuple(rival.name for rival in RIVALS)
+_COUNTS = {
+    "tokens": "num_tokens", "drafted_tokens": "num_drafted", "compared_draws": "num_compared",
+    "other_draws": "num_other",
+}  # fmt: skip
+"""Name in a record to attribute."""
 
 
 def _log_mean(values: np.ndarray) -> float:

@@ -3,22 +3,40 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.engine.llm import LLM
 from paceline.engine.score import laws_of
 from paceline.evaluation.audit.betting import Bets
+from paceline.evaluation.audit.identity import near_tie, rate_below
 from paceline.evaluation.audit.recorder import Recorder
+from paceline.evaluation.audit.ties import NEAR_TIE, gap_from_draw
 from paceline.evaluation.audit.verdict import Check
+from paceline.models.loaded import LoadedModel
 from paceline.sampling.law import Law
 from paceline.types import SamplingParams
 
 BATCH = 4
 """Number of answers generated together before they are scored."""
 
-Place = tuple[Law, Law | None, int]
-"""(target's law, draft's law or None, emitted token) at one position."""
+
+class Place(NamedTuple):
+    """One position of an answer.
+
+    Attributes:
+        law: the target's.
+        draft: the draft's; None where nothing was drafted.
+        token: the emitted one.
+        is_drawn: under the coupled rule, whether the token is the one that the request's noise draws from `law`, or as
+            near as rounding explains. None under other rules.
+    """
+
+    law: Law
+    draft: Law | None
+    token: int
+    is_drawn: bool | None
 
 
 def places_of(
@@ -35,13 +53,29 @@ def places_of(
     recorder = Recorder(llm.engine.drafter)
     with llm.engine.watched_by(recorder):
         outputs = llm.generate([list(prompt) for prompt in prompts], params)
-    loaded = llm.loaded
     for output in outputs:
         text, first = [*output.prompt_token_ids, *output.token_ids], len(output.prompt_token_ids)
-        drafts = recorder.draft_laws(output.request_id, text, first)
-        laws = laws_of(loaded.model, text, first, scored_as or params, loaded.source.eos_token_ids)
-        for (token, law), draft in zip(laws, drafts, strict=True):
-            yield law, draft, token
+        yield from recorded_places(recorder, llm.loaded, output.request_id, text, first, scored_as or params)
+
+
+def recorded_places(
+    recorder: Recorder, loaded: LoadedModel, request_id: str, text: Sequence[int], first: int, params: SamplingParams
+) -> Iterator[Place]:
+    """The places of a recorded answer.
+
+    Args:
+        text: its tokens, those of the prompt included.
+        first: number of tokens of the prompt.
+        params: of the target's law.
+    """
+    drafts, noise = recorder.draft_laws(request_id, text, first), recorder.take_noise(request_id)
+    laws = laws_of(loaded.model, text, first, params, loaded.source.eos_token_ids)
+    for position, ((token, law), draft) in enumerate(zip(laws, drafts, strict=True), start=first):
+        is_drawn = None
+        if noise is not None:
+            gap = gap_from_draw(law, token, noise, position, params.temperature)
+            is_drawn = gap < NEAR_TIE or gap < near_tie(loaded.model)
+        yield Place(law, draft, token, is_drawn)
 
 
 def bet(
@@ -64,8 +98,8 @@ def bet(
         reads_drafts: see `Bets.feed`.
     """
     for batch in batches:
-        for law, draft, token in batch:
-            bets.feed(law, draft, token, reads_drafts)
+        for place in batch:
+            bets.feed(*place, reads_draft=reads_drafts)
         if bets.peak >= -log_alpha or (clock() > deadline and may_give_up(bets)) or is_enough(bets):
             break
     return bets
@@ -87,6 +121,8 @@ def law_check(bets: Bets, log_alpha: float) -> Check:
     evidence = {
         "tokens": bets.num_tokens,
         "drafted_tokens": bets.num_drafted,
+        "compared_draws": bets.num_compared,
+        "other_draws": bets.num_other,
         "log_e": _finite(bets.log_e),
         "peak_log_e": _finite(bets.peak),
         "p_value": bets.p_value,
@@ -95,6 +131,9 @@ def law_check(bets: Bets, log_alpha: float) -> Check:
         "favourite": bets.favourite,
         "log_wealth": {name: round(_finite(value), 3) for name, value in bets.log_wealth.items()},
     }
+    if bets.num_other:
+        says = f"{bets.num_other} of {bets.num_compared} tokens are not those that the requests' noise draws"
+        return Check("law", "LOSSY", f"{says} from the model's probabilities", evidence)
     if bets.peak >= -log_alpha:
         odds = f"p < {bets.p_value:.1g}; likeliest cause: {bets.favourite}"
         says = f"the text does not follow the model's probabilities ({odds})"
@@ -103,6 +142,9 @@ def law_check(bets: Bets, log_alpha: float) -> Check:
         says = f"nothing was drafted in {bets.num_tokens} sampled tokens: nothing was tested; give prompts to copy from"
         return Check("law", "UNTESTED", says, evidence)
     text = f"{bets.num_tokens} sampled tokens, {bets.num_drafted} of them drafted for, follow the model's probabilities"
+    if bets.num_compared:
+        compared = f"{bets.num_compared} are the tokens that the requests' noise draws"
+        return Check("law", "CONSISTENT", f"{text}; {compared}{rate_below(bets.num_compared)}", evidence)
     if excluded is None:
         return Check("law", "CONSISTENT", f"{text}; not enough to tell how small a fault would have shown", evidence)
     says = f"{text}; drafts kept {excluded:g} times too readily, or more so, would have shown (95 %)"

@@ -10,7 +10,7 @@ from paceline.disk import check_file, in_one_move
 from paceline.errors import InvalidParameter
 from paceline.evaluation.audit.betting import Bets
 
-FORMAT, VERSION = "paceline-audit-ledger", 1
+FORMAT, VERSION = "paceline-audit-ledger", 2
 
 
 def fingerprint(weights: str, settings: Mapping[str, Any]) -> str:

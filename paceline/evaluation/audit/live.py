@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from math import log
 from pathlib import Path
 
@@ -16,9 +17,9 @@ import numpy as np
 
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine.engine import Engine
-from paceline.engine.score import laws_of
 from paceline.errors import InvalidParameter
 from paceline.evaluation.audit.betting import Bets
+from paceline.evaluation.audit.law import recorded_places
 from paceline.evaluation.audit.ledger import read_bets, write_bets
 from paceline.evaluation.audit.recorder import Recorder
 from paceline.models.loaded import LoadedModel
@@ -165,12 +166,11 @@ class LiveAudit:
         return True
 
     def _score(self, taken: _Taken) -> None:
-        text, first = taken.token_ids, taken.num_prompt_tokens
-        drafts = self.sampler.draft_laws(taken.request_id, text, first)
-        laws = laws_of(self._loaded.model, text, first, taken.params, self._loaded.source.eos_token_ids)
-        for place, ((token, law), draft) in enumerate(zip(laws, drafts, strict=True)):
-            if place:  # the first token was known when the request was taken
-                self.bets.feed(law, draft, token, self._rule != "block")
+        places = recorded_places(
+            self.sampler, self._loaded, taken.request_id, taken.token_ids, taken.num_prompt_tokens, taken.params
+        )
+        for place in islice(places, 1, None):  # the first token was known when the request was taken
+            self.bets.feed(*place, reads_draft=self._rule != "block")
         self.num_answers += 1
 
     def prometheus_text(self, model: str) -> bytes:

@@ -1,9 +1,11 @@
-"""Recording the draft's law at every token of an answer, as it was before the token was known."""
+"""Recording the draft's law at every token of an answer, as it was before the token was known, and the noise of
+requests whose drafters may know it."""
 
 from collections.abc import Sequence
 
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.sampling.law import Law
+from paceline.sampling.randomness import Randomness
 from paceline.sampling.tree import ROOT_PARENT, TokenTree
 from paceline.speculation.outcome import RequestOutcome
 
@@ -18,6 +20,7 @@ class Recorder:
     def __init__(self, inner: Drafter) -> None:
         self.inner, self.name, self.traits = inner, inner.name, inner.traits
         self._rounds: dict[str, list[tuple[int, TokenTree]]] = {}
+        self._noise: dict[str, Randomness] = {}
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """See `Drafter`."""
@@ -30,10 +33,20 @@ class Recorder:
         """Record the part of a proposal that is verified."""
         kept = tree.prune(context.budget) if len(tree) > context.budget else tree
         self._rounds.setdefault(context.request_id, []).append((len(context.token_ids), kept))
+        if context.coupled:
+            self._noise[context.request_id] = context.randomness
 
     def forget(self, request_id: str) -> None:
         """Discard the proposals of a request."""
         self._rounds.pop(request_id, None)
+        self._noise.pop(request_id, None)
+
+    def take_noise(self, request_id: str) -> Randomness | None:
+        """What a request under the coupled rule draws its tokens with; None under another rule. Discards it.
+
+        Its drafters may know it, and then a draft is not fixed before the token.
+        """
+        return self._noise.pop(request_id, None)
 
     def observe(self, outcome: RequestOutcome) -> None:
         """See `Drafter`."""

@@ -36,6 +36,7 @@ SHARES = {"greedy": 0.15, "coupled": 0.12, "load": 0.12, "accounting": 0.08, "co
 """Fractions of the total time; the law check takes the rest."""
 _KEEP_SEEDS = (AUTO, "coupled", "sample_and_match")
 _NUM_CASES = 2
+_SAMPLED = SamplingParams(temperature=1.0)
 _LEAST_PROMPTS = 3
 
 
@@ -140,6 +141,9 @@ class _Audit:
         self.progress, self.clock = progress, clock
         self.started = clock()
         self.spec = plain.drafting_with(plan.speculative)
+        if plan.detect is not None and self.spec.engine.speculation.judge_of(_SAMPLED, 0).coupled:
+            remedy = "leave it out, or audit the rule p/q"
+            raise InvalidParameter("detect", "with this drafter bets must not read drafts: they may know noise", remedy)
         self.rule = str(plan.speculative.get("rule", AUTO))
         self.cases: list[Case] = []
         self.controls: list[Control] = []
@@ -216,9 +220,8 @@ class _Audit:
     def _places(self) -> list[Case]:
         """The cases of the rule check, at the ends of the first prompts; computed once."""
         if not self.cases:
-            params = SamplingParams(temperature=1.0)
             some = self.prompts[:_NUM_CASES]
-            self.cases = [case_of(self.plain.loaded.model, None, prompt, params) for prompt in some]
+            self.cases = [case_of(self.plain.loaded.model, None, prompt, _SAMPLED) for prompt in some]
         return self.cases
 
     def _some(self, check: str, answers_per_prompt: int) -> Sequence[Sequence[int]]:

@@ -8,6 +8,8 @@ import numpy as np
 from paceline.engine.llm import LLM
 from paceline.engine.score import logits_of
 from paceline.sampling import CounterRandomness, Warper
+from paceline.sampling.law import Law
+from paceline.sampling.randomness import Randomness
 from paceline.types import SamplingParams
 
 NEAR_TIE = 1e-3
@@ -42,5 +44,26 @@ def gap_where_they_part(
     if params.is_greedy:
         return abs(float(np.diff(np.log(probs))[0]))
     assert params.seed is not None
-    noise = CounterRandomness(params.seed).exponentials(tokens, len(said), "target")
-    return params.temperature * abs(float(np.diff(np.log(probs) - np.log(noise))[0]))
+    return params.temperature * _gap_of_draws(law, tokens, CounterRandomness(params.seed), len(said))
+
+
+def gap_from_draw(law: Law, token: int, noise: Randomness, position: int, temperature: float) -> float:
+    """The gap between the logits of `token`, which was emitted, and the token that `noise` draws; 0 if it is that one.
+
+    Args:
+        law: the target's, warped, at the absolute `position`.
+        noise: of the request.
+    """
+    drawn = noise.draw(law, position, "target")
+    if drawn == token:
+        return 0.0
+    return temperature * _gap_of_draws(law, np.array([token, drawn]), noise, position)
+
+
+def _gap_of_draws(law: Law, tokens: np.ndarray, noise: Randomness, position: int) -> float:
+    """How far two tokens are apart in the race of log p - log noise; infinite if one of them has probability 0."""
+    probs = np.asarray(law.on(tokens), np.float64)
+    if not (probs > 0).all():
+        return inf
+    times = np.asarray(noise.exponentials(tokens, position, "target"), np.float64)
+    return abs(float(np.diff(np.log(probs) - np.log(times))[0]))

@@ -2,7 +2,8 @@
 
 import json
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
+from math import log
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from paceline.cli import options
 from paceline.cli.main import app
 from paceline.errors import InvalidParameter
 from paceline.evaluation.audit import identity, run
+from paceline.evaluation.audit.betting import Bets
 from paceline.evaluation.audit.controls import Control
+from paceline.evaluation.audit.law import answers_without_end, law_check
 from paceline.evaluation.audit.recorder import Recorder
 from paceline.evaluation.audit.remote import Texts, fisher, remote_audit, same_draws
 from paceline.evaluation.audit.rule import case_of, rule_check
@@ -20,11 +23,12 @@ from paceline.evaluation.audit.run import CHECKS, AuditPlan, audit
 from paceline.evaluation.audit.show import lines
 from paceline.evaluation.audit.verdict import Check, exit_code, overall, without_blind
 from paceline.evaluation.endpoint import connect
-from paceline.sampling import Law, TokenTree, resolve, verify
+from paceline.sampling import Law, TokenTree, resolve, verify, verify_coupled
 from paceline.types import SamplingParams
 from tests.evaluation.audit.conftest import NGRAM, PROMPTS
 from tests.evaluation.bench.openai_server import Fake, serving
 
+SUFFIX = {"method": "suffix", "num_draft_tokens": 4, "policy": "fixed"}
 SERVERS = ["--url", "http://127.0.0.1:9", "--plain-url", "http://127.0.0.1:9"]
 
 
@@ -145,7 +149,7 @@ def test_drafts_are_written_down_place_by_place():
             return [next(trees) for _ in contexts]
 
     class Context:
-        request_id, budget = "a", 9
+        request_id, budget, coupled = "a", 9, False
 
         def __init__(self, length):
             self.token_ids = [0] * length
@@ -155,6 +159,36 @@ def test_drafts_are_written_down_place_by_place():
         recorder.propose([Context(length)])  # type: ignore[list-item]
     laws = recorder.draft_laws("a", [1, 1, 1, 7, 9, 2, 5], 3)
     assert [None if law is None else law.tokens.tolist() for law in laws] == [[7], [8], None, [4, 5]]
+
+
+def test_drafts_that_know_the_noise_are_not_bet_on(plain):
+    """`suffix` guesses tokens of little noise: bets that take its drafts for fixed before the draw grow for ever."""
+    spec, fair, unfair = plain.drafting_with(SUFFIX), Bets(), Bets()
+    for batch in islice(answers_without_end(spec, PROMPTS, SamplingParams(temperature=1, max_tokens=60)), 10):
+        for place in batch:
+            fair.feed(*place)
+            unfair.feed(*place[:3])
+    assert unfair.peak > log(1e6) > 5 > fair.peak
+    assert fair.num_compared == fair.num_tokens > 1000 and not fair.num_other
+    found = law_check(fair, log(1e-6))
+    assert found.verdict == "CONSISTENT" and "noise draws, so fewer than" in found.says
+
+
+def test_a_token_that_the_noise_does_not_draw_is_a_fault(plain, monkeypatch):
+    def leaks(tree, law, randomness, position):
+        verdict = verify_coupled(tree, law, randomness, position)
+        return verdict._replace(token=tree.tokens[0]) if len(tree) and not verdict.path else verdict
+
+    monkeypatch.setattr("paceline.sampling.rules.verify_coupled", leaks)
+    found = audit(plain, PROMPTS, AuditPlan(SUFFIX, minutes=0.05, checks=("law",), max_tokens=24))
+    [check] = found.checks
+    assert check.verdict == "LOSSY" and "not those that the requests' noise draws" in check.says
+    assert found.exit_code() == 1
+
+
+def test_a_lenience_cannot_be_excluded_where_drafts_know_the_noise(plain):
+    with pytest.raises(InvalidParameter, match=r"detect: .*noise.* p/q"):
+        audit(plain, PROMPTS, AuditPlan(SUFFIX, minutes=0.02, checks=("law",), detect=1.1))
 
 
 def test_the_object_that_scripts_read(command, tmp_path):

@@ -52,6 +52,17 @@ def test_answers_are_bet_on_when_nothing_runs(served, tmp_path):
     assert b'paceline:audit_tokens{model_name="m"} 171' in audit.prometheus_text("m")
 
 
+def test_drafts_that_know_the_noise_do_not_make_a_server_lossy(served, tmp_path):
+    llm, audit = served({"method": "suffix", "num_draft_tokens": 4, "policy": "fixed"}, ledger=tmp_path / "l.json")
+    for _ in range(6):
+        ask(llm, SamplingParams(temperature=1.0, max_tokens=60, ignore_eos=True))
+        while audit.work(llm.engine):
+            pass
+    assert audit.bets.num_drafted > 300 and audit.bets.num_compared == audit.bets.num_tokens == 24 * 59
+    assert audit.bets.peak < 8 and not audit.is_lossy
+    assert read_bets(tmp_path / "l.json", "").num_compared == 24 * 59
+
+
 def test_a_share_is_taken_and_only_what_can_be_scored(served):
     llm, audit = served(rate=0.5)
     ask(llm, SamplingParams(temperature=0, max_tokens=20))
