@@ -149,7 +149,7 @@ def build_engine(
     """
     source, spec = loaded.source, speculative or SpeculativeConfig("plain", num_draft_tokens=0)
     num_pages, limit = cache_capacity(loaded.model, config)
-    with allocating(config):
+    with allocating(config, loaded.model):
         pool, cache = PagePool(num_pages, PAGE_SIZE), loaded.model.new_cache(num_pages)
     profile = find_profile(loaded, config)
     passes = LearnedPass(_prior(loaded.model, config, spec, profile, clock))
@@ -158,7 +158,7 @@ def build_engine(
         loaded, cache, num_pages, pool, partial(_load_draft, config, progress), config.dtype,
         LearnedPrices(passes, hides_host=looks_ahead), clock,
     )  # fmt: skip
-    with allocating(config):  # drafters with keys of their own hold as many pages
+    with allocating(config, loaded.model):  # drafters with keys of their own hold as many pages
         drafter = drafter or _drafter(spec, services)
     prices = LearnedPrices(passes, drafter.traits, hides_host=looks_ahead)
     speculation = _speculation(spec, drafter, prices, looks_ahead)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.config import EngineConfig
 from paceline.errors import InvalidParameter
-from paceline.models.base import PAGE_SIZE, CausalLM
+from paceline.models.base import PAGE_SIZE, CausalLM, RunsOnRanks
 from paceline.theory.capacity import num_pages
 
 DEFAULT_BYTES = 1 << 29
@@ -23,7 +23,7 @@ def cache_capacity(model: CausalLM, config: EngineConfig) -> tuple[int, int]:
         InvalidParameter: `max_model_len` exceeds the model's limit, the cache cannot hold one request, or the
             machine cannot hold the cache.
     """
-    room_bytes = cache_bytes(config)
+    room_bytes = cache_bytes(config, model)
     _check_room(config)
     pages = num_pages(room_bytes, 0, model.new_cache(1).num_bytes)
     limit = model.config.max_position_embeddings
@@ -38,14 +38,15 @@ def cache_capacity(model: CausalLM, config: EngineConfig) -> tuple[int, int]:
 
 
 @contextmanager
-def allocating(config: EngineConfig) -> Iterator[None]:
-    """Turn a failed allocation within the context into InvalidParameter with the field that sizes the KV cache."""
+def allocating(config: EngineConfig, model: CausalLM) -> Iterator[None]:
+    """Turn a failed allocation for `model` within the context into InvalidParameter with the field that sizes the KV
+    cache."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):  # torch has no error of its own on CPUs
             raise
-        wanted, free = cache_bytes(config), available_memory(config.device)
+        wanted, free = cache_bytes(config, model), available_memory(config.device)
         problem = f"{wanted} bytes for the KV cache cannot be allocated (free: {free} bytes)"
         raise InvalidParameter(_field(config), problem, "lower it, or raise the process's limit (ulimit -v)") from error
 
@@ -69,15 +70,18 @@ def _check_room(config: EngineConfig) -> None:
         raise InvalidParameter("kv_cache_memory_bytes", problem, "lower it")
 
 
-def cache_bytes(config: EngineConfig) -> int:
+def cache_bytes(config: EngineConfig, model: CausalLM) -> int:
     """Bytes of the KV cache: `memory_fraction` of the free memory, else `kv_cache_memory_bytes` or the default.
 
-    Where each process has a GPU of its own, each is taken to have as much free as the first.
+    Where each process has a GPU of its own, the fraction is of the GPU with the least memory free, which then holds the
+    largest part of the cache.
     """
-    if config.memory_fraction is not None:
-        num_devices = 1 if config.device == "cpu" else config.tensor_parallel_size * config.pipeline_parallel_size
-        return int(config.memory_fraction * num_devices * available_memory(config.device))
-    return config.kv_cache_memory_bytes or DEFAULT_BYTES
+    if config.memory_fraction is None:
+        return config.kv_cache_memory_bytes or DEFAULT_BYTES
+    free, share = available_memory(config.device), 1.0
+    if isinstance(model, RunsOnRanks) and model.least_free_bytes is not None:
+        free, share = min(free, model.least_free_bytes), model.largest_cache_share
+    return int(config.memory_fraction * free / share)
 
 
 def available_memory(device: str = "cpu") -> int:

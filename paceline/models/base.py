@@ -293,9 +293,14 @@ class RunsOnRanks(Protocol):
 
     Attributes:
         tensor_parallel_size: processes that share each layer.
+        largest_cache_share: share of a KV cache that the process with the largest part of it holds.
+        least_free_bytes: memory that was free on the device with the least, once the weights were loaded, without that
+            of this process; None where processes have no devices of their own.
     """
 
     tensor_parallel_size: int
+    largest_cache_share: float
+    least_free_bytes: int | None
 
     def can_share(self, config: ModelConfig) -> bool:
         """Whether the layers of another model can be split among the same number of processes."""

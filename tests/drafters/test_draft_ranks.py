@@ -70,6 +70,7 @@ class OnRanks:
     """A target whose chips are known."""
 
     config, tensor_parallel_size = small_config(num_hidden_layers=12), 2
+    largest_cache_share, least_free_bytes = 0.5, None
 
     def __init__(self, chip, shares=True):
         self._chip, self._shares = chip, shares

@@ -24,7 +24,7 @@ def test_a_fraction_is_of_what_is_free(tiny, monkeypatch):
 
 def test_bytes_are_bytes_and_half_a_gigabyte_when_nothing_is_said(tiny):
     assert cache_capacity(tiny.model, EngineConfig(kv_cache_memory_bytes=3 * PAGE_BYTES + 5)) == (3, 3 * PAGE_SIZE)
-    assert cache_bytes(EngineConfig()) == 1 << 29
+    assert cache_bytes(EngineConfig(), tiny.model) == 1 << 29
 
 
 def test_this_machine_has_memory():
@@ -66,7 +66,7 @@ def test_a_failed_allocation_names_the_field_that_sizes_the_cache(tiny, monkeypa
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory():
-    with pytest.raises(RuntimeError, match="on fire"), memory.allocating(EngineConfig()):
+    with pytest.raises(RuntimeError, match="on fire"), memory.allocating(EngineConfig(), None):
         raise RuntimeError("on fire")
 
 
@@ -83,11 +83,29 @@ def test_a_fraction_that_holds_no_request_is_named(tiny, monkeypatch):
         cache_capacity(tiny.model, EngineConfig(memory_fraction=0.5))
 
 
-def test_a_fraction_is_of_all_gpus(monkeypatch):
+class OnRanks:
+    """A model of 28 layers on several processes; the others have `free` bytes on GPUs of their own, or none have."""
+
+    tensor_parallel_size = 0
+
+    def chip(self):
+        raise NotImplementedError
+
+    can_share = chip
+
+    def __init__(self, stages, tensor_size, free):
+        self.largest_cache_share = max(stages) / (28 * tensor_size)
+        self.least_free_bytes = free
+
+
+@pytest.mark.parametrize(("stages", "tensor_size"), [((28,), 4), ((16, 12), 1), ((8, 8, 8, 4), 2)])
+def test_a_fraction_is_of_the_gpu_with_the_largest_part_of_the_cache(monkeypatch, stages, tensor_size):
     monkeypatch.setattr(memory, "available_memory", lambda device: 1000)
-    assert cache_bytes(EngineConfig(memory_fraction=0.5, device="cuda", tensor_parallel_size=4)) == 2000
-    assert cache_bytes(EngineConfig(memory_fraction=0.5, device="cuda", pipeline_parallel_size=3)) == 1500
-    assert cache_bytes(EngineConfig(memory_fraction=0.5, tensor_parallel_size=4)) == 500
+    config = EngineConfig(memory_fraction=0.95, device="cuda", tensor_parallel_size=2)
+    for free, least in ((1000, 1000), (2000, 1000), (700, 700)):
+        whole = cache_bytes(config, OnRanks(stages, tensor_size, free))
+        assert whole * max(stages) / 28 / tensor_size == pytest.approx(0.95 * least, abs=1)
+    assert cache_bytes(EngineConfig(memory_fraction=0.5), OnRanks(stages, tensor_size, None)) == 500
 
 
 @pytest.mark.parametrize("scheduler", ["stall_free", "orca", "sarathi", "request_level"])

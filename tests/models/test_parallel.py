@@ -354,9 +354,16 @@ def test_the_partition_is_the_best_there_is(vocab_size):
     def heaviest(counts):
         return max(*(layer * n for n in counts[:-1]), layer * counts[-1] + head)
 
-    every = [(a, b, 6 - a - b) for a in range(1, 5) for b in range(1, 6 - a)]
-    assert heaviest(balanced_partition(config, 3)) == min(map(heaviest, every))
+    every, found = [(a, b, 6 - a - b) for a in range(1, 5) for b in range(1, 6 - a)], balanced_partition(config, 3)
+    assert (heaviest(found), max(found)) == min((heaviest(counts), max(counts)) for counts in every)
     assert balanced_partition(config, 1) == (6,)
+
+
+def test_where_the_head_is_heaviest_layers_are_spread_evenly():
+    config = small_config(num_hidden_layers=28, vocab_size=6 * layer_weights(small_config())[0] // 32)
+    layout = Layout.of(config, 2, 8)
+    assert sorted(map(len, layout.stages)) == [1, 3, 4, 4, 4, 4, 4, 4]
+    assert layout.largest_cache_share == 4 / 28 / 2
 
 
 def test_the_head_counts_as_much_as_is_said():

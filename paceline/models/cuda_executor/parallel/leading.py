@@ -153,6 +153,16 @@ class LeadingModel(CudaModel):
         """See `RunsOnRanks`."""
         return self.ranks.layout.tensor_size
 
+    @property
+    def largest_cache_share(self) -> float:
+        """See `RunsOnRanks`."""
+        return self.ranks.layout.largest_cache_share
+
+    @property
+    def least_free_bytes(self) -> int | None:
+        """See `RunsOnRanks`."""
+        return self.ranks.least_free_bytes
+
     def can_share(self, config: ModelConfig) -> bool:
         """See `RunsOnRanks`."""
         return self.ranks.layout.can_share(config)

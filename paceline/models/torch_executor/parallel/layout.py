@@ -58,6 +58,11 @@ class Layout:
         """Total number of processes."""
         return self.tensor_size * len(self.stages)
 
+    @property
+    def largest_cache_share(self) -> float:
+        """Share of a KV cache that the ranks of the stage with most layers hold each."""
+        return max(map(len, self.stages)) / (self.config.num_hidden_layers * self.tensor_size)
+
     def can_share(self, config: ModelConfig) -> bool:
         """Whether the layers of another model can be split among as many ranks."""
         try:
@@ -81,7 +86,8 @@ class Layout:
 
 
 def balanced_partition(config: ModelConfig, num_stages: int, head_share: float = 1.0) -> tuple[int, ...]:
-    """Number of layers per stage that minimises the weights of the largest stage, as the slowest one limits a pipeline.
+    """Number of layers per stage that minimises the weights of the largest stage, as the slowest one limits a pipeline,
+    and then the most layers of a stage, which decide how much of a KV cache a device holds.
 
     Weights are a proxy for time, since a pass over few rows reads each of them once. The head counts for the last
     stage; the embedding does not count, because only single rows of it are read.
@@ -101,17 +107,18 @@ def balanced_partition(config: ModelConfig, num_stages: int, head_share: float =
     total = [sum(costs[:i]) for i in range(layers + 1)]
 
     @cache
-    def best(first: int, stages: int) -> tuple[float, tuple[int, ...]]:
-        """(weights of the heaviest, layers of each) of `stages` stages from layer `first` on."""
+    def best(first: int, stages: int) -> tuple[float, int, tuple[int, ...]]:
+        """(weights of the heaviest, most layers, layers of each) of `stages` stages from layer `first` on."""
         if stages == 1:
-            return total[layers] - total[first] + head, (layers - first,)
+            return total[layers] - total[first] + head, layers - first, (layers - first,)
         options = []
         for end in range(first + 1, layers - stages + 2):
-            heaviest, counts = best(end, stages - 1)
-            options.append((max(total[end] - total[first], heaviest), (end - first, *counts)))
+            heaviest, most, counts = best(end, stages - 1)
+            own = end - first
+            options.append((max(total[end] - total[first], heaviest), max(own, most), (own, *counts)))
         return min(options)
 
-    return best(0, num_stages)[1]
+    return best(0, num_stages)[2]
 
 
 def layer_weights(config: ModelConfig) -> list[int]:

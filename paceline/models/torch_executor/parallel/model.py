@@ -151,6 +151,16 @@ class ParallelModel:
         """See `RunsOnRanks`."""
         return self.layout.tensor_size
 
+    @property
+    def largest_cache_share(self) -> float:
+        """See `RunsOnRanks`."""
+        return self.layout.largest_cache_share
+
+    @property
+    def least_free_bytes(self) -> int | None:
+        """See `RunsOnRanks`."""
+        return self.ranks.least_free_bytes
+
     def can_share(self, config: ModelConfig) -> bool:
         """See `RunsOnRanks`."""
         return self.layout.can_share(config)

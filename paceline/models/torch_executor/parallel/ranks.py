@@ -37,6 +37,7 @@ class Ranks:
     Attributes:
         workers: the other ranks; None when they were started by other means.
         is_closing: whether the workers may end.
+        least_free_bytes: see `RunsOnRanks`.
         door: held while a command is sent, so that commands of several threads reach all ranks in the same order.
 
     Raises:
@@ -60,7 +61,12 @@ class Ranks:
             self._wait_for(store, "here", meeting.timeout)
             self._joined = assignment.join(store)
             self._wait_for(store, "loaded", meeting.timeout)
+            self.least_free_bytes: int | None = None
             if assignment.device.startswith("cuda"):
+                others = range(1, self.layout.world_size)
+                self.least_free_bytes = min(
+                    [int(store.get(ready_key(rank, "loaded"))) for rank in others], default=None
+                )
                 self.guard(meeting.timeout)
         except BaseException as error:
             self.give_up(error)

@@ -70,7 +70,8 @@ class Assignment:
 
 
 def ready_key(rank: int, what: str) -> str:
-    """The store's key that `rank` sets when it is ``here``, and later when its shard is ``loaded``."""
+    """The store's key that `rank` sets when it is ``here``, and later when its shard is ``loaded``; then to the bytes
+    that are free on its GPU, if it has one."""
     return f"{what}/{rank}"
 
 
@@ -90,7 +91,8 @@ def run_worker(assignment: Assignment) -> None:
     links, rank = assignment.join(store)
     if is_on_gpu:
         links.guard([0], lambda _: closed.is_set() or os._exit(LOST_PEER))
-    store.set(ready_key(assignment.rank, "loaded"), "")
+    free = str(torch.cuda.mem_get_info(assignment.device)[0]) if is_on_gpu else ""
+    store.set(ready_key(assignment.rank, "loaded"), free)
     while (message := links.listen()).command is not Command.CLOSE:
         rank.handle(message)
     closed.set()
