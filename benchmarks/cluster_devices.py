@@ -23,9 +23,9 @@ from common import console, finish, show
 
 from paceline.placement import Case, Cluster, ModelProfile, ParallelConfig, PlacedModel, Stages, Workload
 from paceline.placement.arrivals import gamma_times
+from paceline.placement.rules import OVERHEAD
 from paceline.placement.search import plan
 from paceline.placement.serving_simulator import ServingModel, TokenRequest, simulate_serving
-from paceline.placement.simulator.token_evaluator import OVERHEAD
 from paceline.placement.tokens import TokenProfile, TokenRequests
 from paceline.placement.workload import merge
 from paceline.scheduling import SchedulerConfig

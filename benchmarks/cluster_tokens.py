@@ -34,7 +34,7 @@ from paceline.errors import InvalidParameter, RequestRejected
 from paceline.models.resolve import resolve_model
 from paceline.models.torch_executor.shard import check_tensor_parallel_size
 from paceline.placement.arrivals import gamma_times
-from paceline.placement.simulator.token_evaluator import OVERHEAD
+from paceline.placement.rules import OVERHEAD
 from paceline.placement.tokens import TokenModel, TokenRequests, simulate_tokens
 from paceline.placement.tokens.requests import drawn_lengths
 from paceline.placement.workload import merge

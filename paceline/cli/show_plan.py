@@ -15,8 +15,7 @@ from paceline.placement.search import Plan
 from paceline.placement.search.disaggregated import SeparateRoles
 from paceline.placement.search.fewest import described
 from paceline.placement.search.honest import HeldOut
-from paceline.placement.simulator import ControllerRules
-from paceline.placement.simulator.token_evaluator import OVERHEAD, TokenEvaluator
+from paceline.placement.simulator.token_evaluator import TokenEvaluator
 from paceline.theory.curves import Chart, Series
 
 
@@ -51,17 +50,17 @@ def _serving_record(case: Case, placement: Placement) -> dict[str, Any]:
     """What a cluster needs besides the groups: weights, deadlines, and seconds of stages."""
     if case.is_generated:
         return _generated_record(case, placement)
-    rules = ControllerRules()
     models = [
         {"name": model.name, "path": model.path or model.name, "slo": model.slo if model.has_slo else None}
         | _speculation(model)
         for model in case.models
     ]
     seconds = [
-        [rules.stage_seconds(case.profile_of(model).stages(group.parallel).latency) for model in group.models]
+        [case.rules.stage_seconds(case.profile_of(model).stages(group.parallel).latency) for model in group.models]
         for group in placement.groups
     ]
-    return {"serving": models, "stage_seconds": seconds, "overhead": rules.overhead}
+    batches = {} if case.batch_sizes == (1,) else {"batch_sizes": list(case.batch_sizes)}
+    return {"serving": models, "stage_seconds": seconds, "overhead": case.rules.overhead} | batches
 
 
 def _generated_record(case: Case, placement: Placement) -> dict[str, Any]:
@@ -85,7 +84,7 @@ def _generated_record(case: Case, placement: Placement) -> dict[str, Any]:
         [table[case.models[m].name].record() for m in g.models]
         for g, table in zip(placement.groups, tables, strict=True)
     ]
-    return {"serving": models, "pass_profiles": profiles, "overhead": OVERHEAD}
+    return {"serving": models, "pass_profiles": profiles, "overhead": case.rules.overhead}
 
 
 def _speculation(model: PlacedModel) -> dict[str, Any]:
@@ -189,6 +188,14 @@ def summary(plan: Plan) -> str:
         f"{plan.slo_attainment:.2%} of requests in time, mean latency {plan.mean_latency_served:.3f} s; "
         f"planned in {plan.planning_seconds:.2f} s ({plan.policy}{ended}){looked}"
     )
+
+
+def batches_summary(case: Case) -> str:
+    """A line on the batches that requests were simulated in; empty without batches."""
+    if case.batch_sizes == (1,):
+        return ""
+    sizes = ", ".join(map(str, case.batch_sizes))
+    return f"with batches of {sizes} requests; a cluster forms no batches: plan for one with --batch-sizes 1"
 
 
 def honest_record(held: HeldOut, interval: tuple[float, float]) -> dict[str, Any]:

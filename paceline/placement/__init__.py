@@ -9,7 +9,8 @@ from paceline.placement.cluster import Cluster
 from paceline.placement.model import NO_SLO, PlacedModel
 from paceline.placement.placement import Group, Placement, group_mem, validate
 from paceline.placement.profile import ModelProfile, ParallelConfig, Stages
-from paceline.placement.simulator import ControllerRules, Evaluator, Score, SimulationResult, simulate
+from paceline.placement.rules import ControllerRules
+from paceline.placement.simulator import Evaluator, Score, SimulationResult, simulate
 from paceline.placement.workload import Workload
 
 __all__ = [

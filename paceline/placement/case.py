@@ -10,18 +10,20 @@ from paceline.placement.cluster import Cluster
 from paceline.placement.drafting import Drafting, check_drafts
 from paceline.placement.model import NO_SLO, PlacedModel
 from paceline.placement.profile import ModelProfile
+from paceline.placement.rules import STAGE_OVERHEAD, ControllerRules
 from paceline.placement.workload import Workload
 
 
 @dataclass(frozen=True)
 class Case:
-    """A cluster, its models, their costs, and the workload.
+    """A cluster, its models, their costs, the workload, and the rules by which requests are served.
 
     `drafts` holds the drafters of models, by index. Where these are placed must be chosen (`coplacement`) before a
     simulation.
 
     Raises:
-        InvalidParameter: no models, equal names, a type without a profile, or an arrival for an unknown model.
+        InvalidParameter: no models, equal names, a type without a profile, an arrival for an unknown model, or rules of
+            one-pass requests for models that generate token by token.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Case:
     profiles: Mapping[str, ModelProfile]
     workload: Workload
     drafts: Mapping[int, Drafting] = field(default_factory=lambda: MappingProxyType({}))
+    rules: ControllerRules = field(default_factory=ControllerRules)
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -45,6 +48,8 @@ class Case:
         if self.is_generated and (self.drafts or not all_generated):
             problem = "some models have profiles with tokens, others have none or a draft block"
             raise InvalidParameter("profiles", problem, "give all of them tokens (with tokens_per_pass for drafts)")
+        if self.is_generated:
+            self._check_rules_of_tokens()
         for model in () if self.is_generated else self.models:
             for name in ("slo_first", "slo_token"):
                 if getattr(model, name) < float("inf"):
@@ -55,10 +60,24 @@ class Case:
             problem = f"model index {self.workload.num_models - 1}, there are {len(self.models)} models"
             raise InvalidParameter("arrivals", problem, f"use indices 0 to {len(self.models) - 1}")
 
+    def _check_rules_of_tokens(self) -> None:
+        """Raise InvalidParameter for rules that have no meaning where requests share passes."""
+        given = {"stage_overhead": self.rules.stage_overhead != STAGE_OVERHEAD, "batch_sizes": self.rules.batch_sizes}
+        for name in (name for name, value in given.items() if value):
+            problem = "is given, but the profiles have tokens"
+            raise InvalidParameter(name, problem, "leave it out: passes and batches are timed in tokens")
+
     @property
     def is_generated(self) -> bool:
         """Whether requests are generated token by token; otherwise they are one pass each, as in the paper."""
         return any(self.profile_of(m).is_generated for m in range(len(self.models)))
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Sizes a batch of one-pass requests may have, rising from 1: the profiled ones that the rules allow."""
+        profiles = [self.profiles[name] for name in {model.profile_type for model in self.models}]
+        profiled = {1, *(size for profile in profiles for size in profile.batch_sizes)}
+        return tuple(sorted(profiled if self.rules.batch_sizes is None else profiled & {*self.rules.batch_sizes}))
 
     @property
     def has_slo(self) -> bool:
@@ -68,6 +87,10 @@ class Case:
     def with_workload(self, workload: Workload) -> "Case":
         """The same case with other arrivals."""
         return replace(self, workload=workload)
+
+    def with_rules(self, rules: ControllerRules) -> "Case":
+        """The same case served by other rules."""
+        return replace(self, rules=rules)
 
     def scale_slo(self, factor: float) -> "Case":
         """The same case with every deadline times `factor`; models without one keep none."""

@@ -5,8 +5,10 @@ A case file has ``num_devices``, ``mem_budget`` (bytes per device), ``models`` [
 time and model, its path relative to the case file; none may come after ``duration``, where that is given too) or
 ``duration`` in seconds (and ``seed``), for which arrivals are drawn at models' rates. A model without ``slo`` has no
 deadline; ``weight`` and ``floor`` are priorities of models. A profile entry may have ``batch_latency`` {batch
-size: [s per stage]}. A model may have ``draft`` {type, output_tokens, acceptance_rate, num_draft_tokens, verify_ratio,
-hand_over}; its own profile then holds seconds of one pass, the drafter's of one draft token.
+size: [s per stage]}; requests are then planned in batches of the profiled sizes, or of ``batch_sizes`` among them.
+``overhead`` and ``stage_overhead`` are what serving adds (`ControllerRules`). A model may have ``draft`` {type,
+output_tokens, acceptance_rate, num_draft_tokens, verify_ratio, hand_over}; its own profile then holds seconds of one
+pass, the drafter's of one draft token.
 
 For requests that are generated token by token, profile entries have ``tokens`` (`TokenProfile`) and ``kv_bytes`` [bytes
 per token and device] in place of ``latency``, models ``prompt_tokens``, ``output_tokens`` (means), ``length_cv``,
@@ -41,6 +43,7 @@ from paceline.placement.fields import (
 )
 from paceline.placement.model import NO_SLO, PlacedModel
 from paceline.placement.profile import ModelProfile, ParallelConfig, Stages
+from paceline.placement.rules import OVERHEAD, STAGE_OVERHEAD, ControllerRules
 from paceline.placement.tokens import TokenProfile
 from paceline.placement.traces import read_arrivals
 from paceline.placement.workload import MAX_SECONDS, Workload
@@ -48,6 +51,7 @@ from paceline.placement.workload import MAX_SECONDS, Workload
 _CASE_KEYS = (
     "name", "num_devices", "mem_budget", "models", "profiles", "arrivals", "duration", "seed",
     "note", "policies", "num_devices_per_node", "n_requests", "arrivals_sha256", "devices",
+    "overhead", "stage_overhead", "batch_sizes",
 )  # fmt: skip
 _MODEL_KEYS = (
     "name", "type", "rate", "cv", "slo", "path", "draft", "prompt_tokens", "output_tokens", "length_cv", "slo_first",
@@ -89,6 +93,27 @@ def case_from(values: dict[str, Any], folder: Path, name: str) -> Case:
         profiles=profiles,
         workload=_read_workload(values, models, folder),
         drafts={i: _read_draft(i, m) for i, m in enumerate(values["models"]) if m.get("draft") is not None},
+        rules=_read_rules(values, profiles),
+    )
+
+
+def _read_rules(values: dict[str, Any], profiles: Mapping[str, ModelProfile]) -> ControllerRules:
+    sizes = None
+    if values.get("batch_sizes") is not None:
+        given = numbers_of(values, "batch_sizes", "")
+        sizes = tuple(int(size) for size in given)
+        if sizes != given:
+            raise InvalidParameter("batch_sizes", f"{shown(list(given))}", "give whole numbers")
+        profiled = {1, *(size for profile in profiles.values() for size in profile.batch_sizes)}
+        unknown = sorted(set(sizes) - profiled)
+        if unknown and not any(profile.is_generated for profile in profiles.values()):  # for those see `Case`
+            known = ", ".join(map(str, sorted(profiled)))
+            problem = f"no model was profiled in batches of {unknown[0]}"
+            raise InvalidParameter("batch_sizes", problem, f"use some of {known}, or add it to batch_latency")
+    return ControllerRules(
+        overhead=number_of(values, "overhead", OVERHEAD, most=MAX_SECONDS),
+        stage_overhead=number_of(values, "stage_overhead", STAGE_OVERHEAD),
+        batch_sizes=sizes,
     )
 
 

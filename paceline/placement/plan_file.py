@@ -17,6 +17,7 @@ PLAN_KEYS = (
     "num_devices", "mem_budget", "slo_attainment", "mean_latency_served", "p99_latency_served", "model_attainment",
     "planning_seconds", "finished", "unplaceable", "history", "windows", "sample", "drafts_tried", "explanation",
     "note", "held_out", "confidence", "cost_per_hour", "attainment_by_devices", "pools",
+    "batch_sizes",
 )  # fmt: skip
 
 

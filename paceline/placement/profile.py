@@ -111,6 +111,11 @@ class ModelProfile:
         """Whether its entries have costs of passes (`tokens`) instead of latencies of requests."""
         return any(stages.tokens is not None for stages in self.entries.values())
 
+    @property
+    def batch_sizes(self) -> frozenset[int]:
+        """Sizes above 1 with a profile in some split."""
+        return frozenset(size for stages in self.entries.values() for size in stages.batch_latency)
+
     def stages(self, parallel: ParallelConfig) -> Stages:
         """The stages of a split. Raises InvalidParameter, listing the profiled ones, if it is not among them."""
         if parallel not in self.entries:

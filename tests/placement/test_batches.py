@@ -85,7 +85,7 @@ def test_batches_of_one_are_no_batches(lists, slo_scale):
 
 def test_batches_serve_more_under_pressure():
     arrivals = np.arange(400) * 0.5
-    alone = ControllerRules(overhead=0.0, stage_overhead=0.0)
+    alone = ControllerRules(overhead=0.0, stage_overhead=0.0, batch_sizes=(1,))
     assert latencies(arrivals, slo=5.0).slo_attainment == 1.0
     assert latencies(arrivals, slo=5.0, rules=alone).slo_attainment < 0.6
 

@@ -101,6 +101,7 @@ class Ablations:
             models=tuple(case.models[m] for m in models),
             profiles=case.profiles,
             workload=Workload(workload.times[theirs], np.searchsorted(models, workload.models[theirs])),
+            rules=case.rules,
         )
         made = plan(small, "sr-greedy", allow_unplaceable=True).placement
         return tuple(Group(each.parallel, tuple(int(models[m]) for m in each.models)) for each in made.groups)

@@ -1,10 +1,12 @@
 """`GroupLoad`: how busy a group is, how long its requests wait, and how bursty they come."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from paceline.placement.placement import Group, Placement
+from paceline.placement.profile import ParallelConfig
 from paceline.placement.simulator import Evaluator, SimulationResult
 from paceline.theory.checks import Number
 from paceline.theory.queueing import mixture_wait
@@ -17,11 +19,13 @@ class GroupLoad:
     Attributes:
         group: its index in the placement; tensor, pipeline: its split; models: the names of those it holds.
         rate: requests sent to it per second, those turned away included.
-        load: rate x seconds of the busiest stage; above 1 it cannot serve them all.
+        load: rate x seconds of the busiest stage; above 1 it cannot serve them all. Of batches, seconds per request
+            are those of the best size.
         estimated_wait: seconds; what a queue of the served requests with Poisson arrivals would wait at the busiest
-            stage (Pollaczek-Khinchine, M/G/1). NaN when nothing was served.
-        simulated_wait: seconds that served requests waited for others, all stages together. Above the estimate where
-            arrivals are bursty, below it where deadlines turn away those who would wait longest.
+            stage (Pollaczek-Khinchine, M/G/1). NaN when nothing was served, and with batches.
+        simulated_wait: seconds that served requests waited for others, or took longer in a batch, all stages together.
+            Above the estimate where arrivals are bursty, below it where deadlines turn away those who would wait
+            longest.
         cv: of the gaps between all requests for the group's models; model_cv: the mean of the models' own, by requests.
             Sharing pays where the first is well below the second.
         attainment: of the requests sent to the group.
@@ -46,7 +50,7 @@ def group_loads(evaluator: Evaluator, placement: Placement, result: SimulationRe
     duration = max(evaluator.workload.duration, 1e-12)
     loads = []
     for g, group in enumerate(placement.groups):
-        seconds = _stage_seconds(evaluator, group)
+        seconds = _rows(group, evaluator.least_stage_seconds)
         served, rejected = outcome.served[g, list(group.models)], outcome.rejected[g, list(group.models)]
         cv, model_cv = burstiness(evaluator, group.models)
         loads.append(
@@ -57,7 +61,7 @@ def group_loads(evaluator: Evaluator, placement: Placement, result: SimulationRe
                 models=tuple(evaluator.case.models[m].name for m in group.models),
                 rate=float((served + rejected).sum()) / duration,
                 load=float(np.max((served + rejected) @ seconds, initial=0.0)) / duration,
-                estimated_wait=float(_estimate(served, seconds, duration)),
+                estimated_wait=float("nan") if evaluator.is_batched else float(_estimate(served, seconds, duration)),
                 simulated_wait=_waited(evaluator, g, group, result),
                 cv=cv,
                 model_cv=model_cv,
@@ -82,9 +86,9 @@ def gap_cv(times: np.ndarray) -> float:
     return float(gaps.std() / gaps.mean()) if len(gaps) > 1 and gaps.mean() > 0 else float("nan")
 
 
-def _stage_seconds(evaluator: Evaluator, group: Group) -> np.ndarray:
+def _rows(group: Group, stage_seconds: Callable[[int, ParallelConfig], np.ndarray]) -> np.ndarray:
     """float64 [models of the group, stages]."""
-    rows = [evaluator.stage_seconds(m, group.parallel) for m in group.models]
+    rows = [stage_seconds(m, group.parallel) for m in group.models]
     return np.array(rows, np.float64).reshape(len(rows), group.parallel.pipeline)
 
 
@@ -102,5 +106,5 @@ def _waited(evaluator: Evaluator, g: int, group: Group, result: SimulationResult
     if not here.any():
         return float("nan")
     lone = np.zeros(len(evaluator.case.models))
-    lone[list(group.models)] = _stage_seconds(evaluator, group).sum(axis=1) + evaluator.rules.overhead
+    lone[list(group.models)] = _rows(group, evaluator.stage_seconds).sum(axis=1) + evaluator.rules.overhead
     return max(0.0, float(np.mean(result.latencies[here] - lone[evaluator.workload.models[here]])))

@@ -16,7 +16,8 @@ class ModelLoss:
     Attributes:
         model: its name.
         rate: requests per second; cv: of the gaps between them (1 is Poisson).
-        load: devices that its requests would keep busy: rate x seconds in the groups they were sent to.
+        load: devices that its requests would keep busy: rate x seconds in the groups they were sent to, those of the
+            best batch.
         attainment: in time; NaN, and no losses, when there were no requests.
         no_replica: no group holds the model.
         too_slow: sent to a group whose split misses the deadline even for a lone request.
@@ -48,7 +49,8 @@ def _loss(evaluator: Evaluator, placement: Placement, m: int, outcome: Component
             continue
         seconds = float(evaluator.stage_seconds(m, group.parallel).sum(dtype=np.float64))
         rejected = int(outcome.rejected[g, m])
-        sent_seconds += (int(outcome.served[g, m]) + rejected) * seconds * group.parallel.tensor
+        busy = evaluator.busy_seconds(m, group.parallel)
+        sent_seconds += (int(outcome.served[g, m]) + rejected) * busy * group.parallel.tensor
         if seconds + evaluator.rules.overhead > deadline:
             too_slow += rejected
         else:

@@ -12,7 +12,7 @@ from paceline.placement.placement import Group, Placement
 from paceline.placement.profile import ParallelConfig
 from paceline.placement.search.facts import Facts
 from paceline.placement.search.partitions import Splits, uniform_skeletons
-from paceline.placement.simulator.token_evaluator import OVERHEAD, TokenEvaluator
+from paceline.placement.simulator.token_evaluator import TokenEvaluator
 from paceline.placement.tokens.pools import Pools, simulate_pools
 
 MOST_SHARES = 8
@@ -93,7 +93,9 @@ def _attainment(evaluator: TokenEvaluator, prefill: Placement, decode: Placement
         case.models[m].name: _bytes_per_token(case, m, group.parallel) / link_bandwidth
         for group in prefill.groups for m in group.models
     }  # fmt: skip
-    found = simulate_pools(evaluator.requests, evaluator.specs, Pools(reads, writes, moves), OVERHEAD)
+    found = simulate_pools(
+        evaluator.requests, evaluator.specs, Pools(reads, writes, moves), evaluator.case.rules.overhead
+    )
     return float(found.in_time.mean())
 
 

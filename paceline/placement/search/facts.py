@@ -101,7 +101,7 @@ class Facts:
         return {m: self._refusal(m) for m in range(self.num_models) if m not in self.placeable}
 
     def busy_seconds(self, model: int, split: ParallelConfig) -> float:
-        """Seconds that one request keeps the stages of its group busy, all stages together."""
+        """Least seconds that a request keeps the stages of its group busy, all stages together."""
         return self._evaluator.busy_seconds(model, split)
 
     def work_seconds(self, model: int, split: ParallelConfig) -> float:

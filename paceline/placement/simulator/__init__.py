@@ -1,5 +1,6 @@
 """Event-exact simulation of a placement: fast enough to be the inner loop of a search."""
 
+from paceline.placement.rules import ControllerRules
 from paceline.placement.simulator.evaluator import (
     ComponentOutcome,
     Evaluator,
@@ -7,7 +8,6 @@ from paceline.placement.simulator.evaluator import (
     components,
     simulate,
 )
-from paceline.placement.simulator.replicas import ControllerRules
 from paceline.placement.simulator.result import Score, SimulationResult
 
 __all__ = [

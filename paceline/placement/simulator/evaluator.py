@@ -13,8 +13,9 @@ from paceline.errors import InvalidParameter
 from paceline.placement.case import Case
 from paceline.placement.placement import Group, Placement, validate
 from paceline.placement.profile import ParallelConfig
+from paceline.placement.rules import ControllerRules
 from paceline.placement.simulator.compiled import compiled_run, compiled_run_batched
-from paceline.placement.simulator.replicas import ControllerRules, ReplicaMaker, Replicas
+from paceline.placement.simulator.replicas import ReplicaMaker, Replicas
 from paceline.placement.simulator.result import Score, SimulationResult, fractions, nearest_rank
 from paceline.placement.simulator.streams import Streams
 from paceline.placement.simulator.token_evaluator import Tally, TokenEvaluator, components
@@ -54,7 +55,7 @@ class Evaluator:
     Args:
         case: cluster, models, profiles and workload.
         workload: other arrivals than the case's.
-        rules: what serving adds.
+        rules: other rules than the case's.
 
     Raises:
         InvalidParameter: the case has drafters whose place is not chosen.
@@ -65,13 +66,15 @@ class Evaluator:
             names = ", ".join(case.models[m].name for m in case.drafts)
             remedy = "plan with coplacement.coplan, or choose with coplacement.resolve"
             raise InvalidParameter("draft", f"where the drafters of {names} live is not chosen", remedy)
-        self.case = case
-        self.rules = ControllerRules() if rules is None else rules
+        self.case = case if rules is None else case.with_rules(rules)
+        self.rules = self.case.rules
+        self.is_batched = self.case.batch_sizes != (1,)
+        """Whether requests may share passes."""
         self.workload = case.workload if workload is None else workload
         self.requests_of = self.workload.counts(len(case.models))
         """int64 [models], requests for each model."""
         self._slos = np.array([model.slo for model in case.models], np.float32)
-        self._replicas = ReplicaMaker(case, self.rules)
+        self._replicas = ReplicaMaker(self.case)
         self._streams = Streams(self.workload, len(case.models))
         self._outcomes: dict[tuple[Group, ...], ComponentOutcome] = {}
         self._num_bytes = 0
@@ -109,7 +112,7 @@ class Evaluator:
         validate(placement, self.case.cluster, self.case.models, self.case.profiles)
         num_requests = self.workload.num_requests
         replicas = self._replicas.make(placement.groups, range(len(self.case.models)))
-        is_large = num_requests >= MANY_REQUESTS and not keep_latencies and self.rules.batch_sizes == (1,)
+        is_large = num_requests >= MANY_REQUESTS and not keep_latencies and not self.is_batched
         latencies = np.full(num_requests, np.nan)
         routes = _NOWHERE if is_large else np.full(num_requests, -1, np.int32)
         outcome = self._run(replicas, latencies, routes)
@@ -148,20 +151,25 @@ class Evaluator:
         return Tally(served, outcome.latency_sum, served + int(outcome.rejected.sum()))
 
     def stage_seconds(self, model: int, parallel: ParallelConfig) -> np.ndarray:
-        """Busy seconds per stage of one request for `model`, float32 [stages], overheads included."""
+        """Busy seconds per stage of a request for `model` that goes alone, float32 [stages], overheads included."""
         return self._replicas.stage_seconds(model, parallel)[0]
 
+    def least_stage_seconds(self, model: int, parallel: ParallelConfig) -> np.ndarray:
+        """Busy seconds per stage and request, float32 [stages], in the batch where that is least."""
+        sizes = np.array(self.case.batch_sizes, np.float32)
+        return (self._replicas.stage_seconds(model, parallel) / sizes[:, None]).min(axis=0)
+
     def busy_seconds(self, model: int, parallel: ParallelConfig) -> float:
-        """Seconds that one request keeps the stages of its group busy, all stages together."""
-        return float(np.sum(self.stage_seconds(model, parallel), dtype=np.float64))
+        """Least seconds that a request keeps the stages of its group busy, all stages together."""
+        return float(np.sum(self.least_stage_seconds(model, parallel), dtype=np.float64))
 
     def work_seconds(self, model: int, parallel: ParallelConfig) -> float:
-        """Seconds that one request keeps the mean stage of its group busy."""
+        """Least seconds that a request keeps the mean stage of its group busy."""
         return self.busy_seconds(model, parallel) / parallel.pipeline
 
     def lone_seconds(self, model: int, parallel: ParallelConfig) -> float:
         """Seconds from arrival to answer of a request that finds every stage idle."""
-        return self.busy_seconds(model, parallel) + self.rules.overhead
+        return float(np.sum(self.stage_seconds(model, parallel), dtype=np.float64)) + self.rules.overhead
 
     def _run(
         self,
@@ -174,13 +182,13 @@ class Evaluator:
         times, models = self._streams.of(replicas.models)
         counts = np.zeros((2, len(replicas.group)), np.int64)
         arrivals = times, models, self._slos[list(replicas.models)], replicas.first_replica, replicas.group
-        if self.rules.batch_sizes == (1,):
+        if not self.is_batched:
             cost = replicas.latency[:, 0], replicas.num_stages, self.rules.overhead, max_rejected
             latency_sum = compiled_run()(*arrivals, *cost, counts[0], counts[1], latencies, routes)
             busy = np.zeros((len(replicas.num_stages), replicas.latency.shape[2]))
             np.add.at(busy, replicas.group, counts[0][:, None] * replicas.latency[:, 0])
         else:
-            cost = replicas.latency, np.array(self.rules.batch_sizes), replicas.num_stages, self.rules.overhead
+            cost = replicas.latency, np.array(self.case.batch_sizes), replicas.num_stages, self.rules.overhead
             latencies = latencies if len(latencies) else np.full(len(times), np.nan)
             routes = routes if len(routes) else np.full(len(times), -1, np.int32)
             busy = compiled_run_batched()(*arrivals, *cost, counts[0], counts[1], latencies, routes)

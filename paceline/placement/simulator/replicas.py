@@ -1,45 +1,13 @@
 """`Replicas`: which groups hold which models, in the form the compiled kernels read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from paceline.errors import InvalidParameter
 from paceline.placement.case import Case
 from paceline.placement.placement import Group
 from paceline.placement.profile import ParallelConfig
-
-
-@dataclass(frozen=True, slots=True)
-class ControllerRules:
-    """What serving adds to a profile's latencies.
-
-    Args:
-        overhead: seconds between a request's last stage and its answer.
-        stage_overhead: each stage takes 1 + `stage_overhead` x (number of stages) times its profiled latency.
-        batch_sizes: sizes a batch may have, rising from 1; only 1 unless asked for.
-
-    Raises:
-        InvalidParameter: a negative overhead, or sizes that do not rise from 1.
-    """
-
-    overhead: float = 0.011
-    stage_overhead: float = 0.009
-    batch_sizes: tuple[int, ...] = (1,)
-
-    def __post_init__(self) -> None:
-        for field in ("overhead", "stage_overhead"):
-            if not 0 <= getattr(self, field) < float("inf"):
-                raise InvalidParameter(field, f"{getattr(self, field)} is not 0 or more", "give 0 to switch it off")
-        sizes = self.batch_sizes
-        if list(sizes) != sorted(set(sizes)) or not sizes or sizes[0] != 1:
-            raise InvalidParameter("batch_sizes", f"{sizes} does not rise from 1", "use e.g. 1, 2, 4, 8, 16")
-
-    def stage_seconds(self, latency: Sequence[float]) -> list[float]:
-        """Busy seconds of each stage, from the profiled ones."""
-        return [seconds * (1 + self.stage_overhead * len(latency)) for seconds in latency]
 
 
 class Replicas(NamedTuple):
@@ -65,9 +33,9 @@ class Replicas(NamedTuple):
 class ReplicaMaker:
     """Turns groups of a case into `Replicas`; what a split costs is looked up once."""
 
-    def __init__(self, case: Case, rules: ControllerRules) -> None:
+    def __init__(self, case: Case) -> None:
         self._case = case
-        self._rules = rules
+        self._sizes = case.batch_sizes
         self._seconds: dict[tuple[str, ParallelConfig], np.ndarray] = {}
 
     def stage_seconds(self, model: int, parallel: ParallelConfig) -> np.ndarray:
@@ -76,8 +44,9 @@ class ReplicaMaker:
         if key not in self._seconds:
             stages = self._case.profile_of(model).stages(parallel)
             unknown = (float("inf"),) * parallel.pipeline
-            rows = [stages.latency, *(stages.batch_latency.get(b, unknown) for b in self._rules.batch_sizes[1:])]
-            self._seconds[key] = (np.array(rows) * (1 + self._rules.stage_overhead * parallel.pipeline)).astype("f4")
+            rows = [stages.latency, *(stages.batch_latency.get(b, unknown) for b in self._sizes[1:])]
+            scale = 1 + self._case.rules.stage_overhead * parallel.pipeline
+            self._seconds[key] = (np.array(rows) * scale).astype("f4")
         return self._seconds[key]
 
     def make(self, groups: Sequence[Group], models: Sequence[int] | None = None) -> Replicas:
@@ -86,7 +55,7 @@ class ReplicaMaker:
             models = sorted({model for group in groups for model in group.models})
         pairs = sorted((model, g) for g, group in enumerate(groups) for model in group.models)
         most = max((group.parallel.pipeline for group in groups), default=1)
-        latency = np.zeros((len(pairs), len(self._rules.batch_sizes), most), np.float32)
+        latency = np.zeros((len(pairs), len(self._sizes), most), np.float32)
         for replica, (model, g) in enumerate(pairs):
             latency[replica, :, : groups[g].parallel.pipeline] = self.stage_seconds(model, groups[g].parallel)
         model_of_replica = np.array([model for model, _ in pairs], np.int64)

@@ -19,8 +19,6 @@ from paceline.placement.tokens import TokenAsk, TokenGroup, TokenModel, TokenPro
 from paceline.placement.tokens.requests import drawn_lengths
 from paceline.placement.workload import Workload
 
-OVERHEAD = 0.011
-"""Seconds between a request's last token and its answer, as the paper measured."""
 MAX_REMEMBERED_BYTES = 512 * 2**20
 """Of components' outcomes."""
 EFFORT = 20
@@ -209,8 +207,8 @@ class TokenEvaluator:
             TokenAsk(spec.name, spec.prompt_tokens, spec.output_tokens), 0
         )
         pace = (found.end - found.first) / max(spec.output_tokens - 1, 1)
-        need = spec.prompt_tokens + spec.output_tokens
-        return _Lone(found.end + OVERHEAD, found.first + OVERHEAD, pace, need, profile.kv_tokens)
+        need, overhead = spec.prompt_tokens + spec.output_tokens, self.case.rules.overhead
+        return _Lone(found.end + overhead, found.first + overhead, pace, need, profile.kv_tokens)
 
     def _component(self, groups: tuple[Group, ...]) -> _Outcome:
         """Simulate groups that share models, on the requests for these."""
@@ -221,7 +219,7 @@ class TokenEvaluator:
             arrivals = Workload(self.workload.times[numbers], self.workload.models[numbers])
             lengths = self.workload.prompt_tokens[numbers], self.workload.output_tokens[numbers]
             tables = [self.profiles_of(group) for group in groups]
-            found = simulate_tokens(TokenRequests(arrivals, *lengths), self.specs, tables, OVERHEAD)
+            found = simulate_tokens(TokenRequests(arrivals, *lengths), self.specs, tables, self.case.rules.overhead)
             outcome = _Outcome(numbers, found.latency, found.in_time, found.routes, found.busy)
             self._num_bytes += sum(part.nbytes for part in outcome)
             if self._num_bytes > MAX_REMEMBERED_BYTES:

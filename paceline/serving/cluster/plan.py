@@ -173,6 +173,10 @@ def plan_of(values: Mapping[str, Any]) -> ClusterPlan:
     if apart:
         problem = f"the drafter of {apart[0]!r} has a device of its own, which no engine can start"
         raise InvalidParameter("drafts", problem, "plan without that model's draft block")
+    batches = values.get("batch_sizes")
+    if batches not in (None, [1]):
+        problem = f"{shown(batches)} were planned with, but a cluster forms no batches of one-pass requests"
+        raise InvalidParameter("batch_sizes", problem, "plan again with --batch-sizes 1")
     times, placement = values.get("stage_seconds"), Placement.from_lists(groups)
     return ClusterPlan(
         models=tuple(_model(index, model) for index, model in enumerate(models)),
