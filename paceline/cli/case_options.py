@@ -33,6 +33,24 @@ class GivenCase:
     num_devices: Annotated[int | None, typer.Option("--num-devices", help="Devices, instead of the case's.")] = None
     mem_budget: Annotated[float | None, typer.Option("--mem-budget", help="Bytes per device for weights.")] = None
     duration: Annotated[float | None, typer.Option("--duration", help="Seconds of arrivals to draw.")] = None
+    batch_sizes: Annotated[
+        str | None,
+        typer.Option(
+            "--batch-sizes",
+            metavar="1,2,4",
+            help="Requests of a model that may share a pass; 1 for no batches. Default: all profiled sizes.",
+        ),
+    ] = None
+    overhead: Annotated[
+        float | None, typer.Option("--overhead", help="Seconds from the last stage to the answer. Default: 0.011.")
+    ] = None
+    stage_overhead: Annotated[
+        float | None,
+        typer.Option(
+            "--stage-overhead",
+            help="A stage takes 1 + this x (number of stages) times its profiled seconds. Default: 0.009.",
+        ),
+    ] = None
 
     @property
     def is_empty(self) -> bool:
@@ -56,7 +74,9 @@ class GivenCase:
             values["profiles"] = given.get("profiles", given)
         if self.model:
             values["models"] = [model for text in self.model for model in _models(text)]
-        replaced = {"num_devices": self.num_devices, "mem_budget": self.mem_budget, "duration": self.duration}
+        names = ("num_devices", "mem_budget", "duration", "overhead", "stage_overhead")
+        replaced: dict[str, Any] = {name: getattr(self, name) for name in names}
+        replaced["batch_sizes"] = None if self.batch_sizes is None else _sizes(self.batch_sizes)
         values |= {name: value for name, value in replaced.items() if value is not None}
         if self.duration is not None or self.model:
             for described in ("arrivals", "n_requests", "arrivals_sha256"):
@@ -124,6 +144,14 @@ def check_outputs(output: Path | None, plot: Path | None = None) -> None:
         check_file("output", output)
     if plot is not None:
         check_drawable(plot)
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        remedy = "give whole numbers with commas between, e.g. 1,2,4"
+        raise InvalidParameter("batch_sizes", repr(text), remedy) from None
 
 
 def _models(text: str) -> list[dict[str, Any]]:

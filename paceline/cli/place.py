@@ -147,6 +147,8 @@ def place(*, given: c.ScaledCase, search: Search, asked: Asked) -> None:
 
         paceline place --case case.yaml --explain --plot interference.png
 
+        paceline place --case case.yaml --batch-sizes 1,2,4,8 --overhead 0 --stage-overhead 0
+
         paceline place --case case.yaml --num-devices 16 --slo-scale 0.5 --time-budget 10 --output plan.json
 
         paceline place --profiles p.yaml --num-devices 8 --mem-budget 13e9 --duration 600 --model "small rate=2 slo=0.5"
@@ -217,6 +219,8 @@ def _show(found: _Found, price: float | None, told_cost: bool) -> None:
     if found.explanation is not None and not explained:
         print("no models share a group, so none costs another anything")
     print(show.summary(plan))
+    if batches := show.batches_summary(case):
+        print(batches)
     if told_cost or price is not None or case.cluster.price:
         print(show.cost_summary(case.cluster, price, found.tried))
     if found.apart is not None:

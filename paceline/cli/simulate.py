@@ -28,9 +28,11 @@ def simulate(
 
         paceline simulate --plan plan.json --case case.yaml --rate-scale 2 --json
 
+        paceline simulate --plan plan.json --case case.yaml --batch-sizes 1
+
         paceline simulate --plan plan.json --case case.yaml --cv-scale 1.5 --slo-scale 0.5 --seed 1
     """
-    from paceline.cli.show_plan import group_table, model_table, result_record
+    from paceline.cli.show_plan import batches_summary, group_table, model_table, result_record
     from paceline.placement import simulate as run
     from paceline.placement.coplacement import resolve
     from paceline.placement.plan_file import read_placement
@@ -46,3 +48,5 @@ def simulate(
     show_table(group_table(loaded, placement, result), standard_output)
     show_table(model_table(loaded, placement, result), standard_output)
     print(f"{result.slo_attainment:.2%} of requests in time, mean latency {result.mean_latency_served:.3f} s")
+    if batches := batches_summary(loaded):
+        print(batches)

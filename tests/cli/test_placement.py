@@ -14,6 +14,7 @@ from paceline.errors import InvalidParameter
 from paceline.placement import Placement
 from paceline.placement.search import NAMES
 from paceline.placement.search.disaggregated import SeparateRoles
+from paceline.serving.cluster.plan import read_plan
 
 runner = CliRunner()
 
@@ -93,6 +94,62 @@ def test_tables_go_where_the_summary_goes(case_file, tmp_path):
         invoke("simulate", "--plan", plan, "--case", case_file),
     ):
         assert said.startswith("groups") and "\nmodels" in said and "in time" in said
+
+
+@pytest.fixture
+def batched_file(tmp_path):
+    entry = {"op": 1, "pp": 1, "latency": [0.1], "weight_mem": [3e9]}
+    entry["batch_latency"] = {"2": [0.11], "4": [0.13], "8": [0.17]}
+    models = [{"name": "a", "type": "small", "rate": 15, "slo": 2.0}]
+    path = tmp_path / "batched.json"
+    path.write_text(json.dumps(CASE | {"num_devices": 4, "models": models, "profiles": {"small": [entry]}}))
+    return str(path)
+
+
+def test_profiled_batches_are_used_unless_switched_off(batched_file, tmp_path):
+    def placed(*flags):
+        plan = tmp_path / "plan.json"
+        said = invoke("place", "--case", batched_file, "--reach", 0.99, "--no-held-out", "--output", plan, *flags)
+        return json.loads(plan.read_text()), said, plan
+
+    record, said, plan = placed()
+    assert len(record["groups"]) == 1 and record["batch_sizes"] == [1, 2, 4, 8]
+    assert "batches of 1, 2, 4, 8" in said
+    assert "batches of 1, 2, 4, 8" in invoke("simulate", "--plan", plan, "--case", batched_file)
+    simulated = json.loads(invoke("simulate", "--plan", plan, "--case", batched_file, "--json"))
+    assert simulated["slo_attainment"] == record["slo_attainment"] >= 0.99
+    alone = json.loads(invoke("simulate", "--plan", plan, "--case", batched_file, "--batch-sizes", "1", "--json"))
+    assert alone["slo_attainment"] < 0.8
+    with pytest.raises(InvalidParameter, match=r"batch_sizes.*--batch-sizes 1"):
+        read_plan(plan)
+
+    record, said, plan = placed("--batch-sizes", "1")
+    assert len(record["groups"]) == 2 and "batch_sizes" not in record and "batches" not in said
+    assert read_plan(plan).queues()[0].seconds("a") == record["stage_seconds"][0][0]
+
+
+def test_what_serving_adds_is_an_option(case_file, tmp_path):
+    plan = tmp_path / "plan.json"
+    tight = ("--slo-scale", 0.34)  # 0.102 s for a pass of 0.1 s
+    assert refusal("place", "--case", case_file, *tight).field == "slo"
+    without = ("--overhead", 0, "--stage-overhead", 0)
+    invoke("place", "--case", case_file, *tight, *without, "--output", plan)
+    record = json.loads(plan.read_text())
+    assert record["overhead"] == 0.0 and record["slo_attainment"] > 0
+    stages = {1: [0.1], 2: [0.051, 0.051]}
+    assert record["stage_seconds"] == [[stages[pp]] * len(models) for _, pp, models in record["groups"]]
+    again = ("simulate", "--plan", plan, "--case", case_file, "--json", *tight)
+    assert json.loads(invoke(*again, *without))["slo_attainment"] == record["slo_attainment"]
+    assert json.loads(invoke(*again))["slo_attainment"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [(("--overhead", -1), "overhead"), (("--stage-overhead", "inf"), "stage_overhead"),
+     (("--batch-sizes", "two"), "batch_sizes"), (("--batch-sizes", "1,2"), "batch_sizes")],
+)  # fmt: skip
+def test_rules_that_cannot_be_are_refused(case_file, flags, field):
+    assert refusal("place", "--case", case_file, *flags).field == field
 
 
 def test_scaled_traffic_and_deadlines(case_file, tmp_path):
