@@ -47,6 +47,9 @@ class Search:
     seed: Annotated[
         int | None, typer.Option("--seed", help="Of drawn arrivals and of the search: same seed and effort, same plan.")
     ] = None
+    beam_width: Annotated[
+        int, typer.Option("--beam-width", help="Selections that mp-beam and sr-search keep in each round.")
+    ] = 1
     window: Annotated[float, typer.Option("--window", help="Seconds of a window of clockwork++ and replan.")] = 60.0
     allow_unplaceable: Annotated[
         bool, typer.Option("--allow-unplaceable", help="Plan without models that no group can serve.")
@@ -143,6 +146,8 @@ def place(*, given: c.ScaledCase, search: Search, asked: Asked) -> None:
 
         paceline place --case case.json --policy mp-search --json
 
+        paceline place --case case.yaml --policy mp-beam --beam-width 4
+
         paceline place --case case.yaml --reach 0.99 --price 2.5
 
         paceline place --case case.yaml --explain --plot interference.png
@@ -170,7 +175,7 @@ def place(*, given: c.ScaledCase, search: Search, asked: Asked) -> None:
 
 def _find(case: "Case", search: Search, asked: Asked) -> _Found:
     with _progress() as progress:
-        options = {name: getattr(search, name) for name in ("effort", "window", "allow_unplaceable")}
+        options = {name: getattr(search, name) for name in ("effort", "beam_width", "window", "allow_unplaceable")}
         options |= {"seed": search.seed or 0, "time_budget": search.seconds, "progress": progress}
         made, tried = _planned(case, search.policy, search.reach, options)
     return _Found(
@@ -262,7 +267,7 @@ def _held_out(case: "Case", made: "Plan", search: Search) -> "tuple[HeldOut, tup
     with messages.status("planning on one half of the arrivals, judging on the other"):
         try:
             found = held_out(case, made.policy, time_budget=half, effort=search.effort, seed=search.seed or 0,
-                             allow_unplaceable=search.allow_unplaceable)  # fmt: skip
+                             beam_width=search.beam_width, allow_unplaceable=search.allow_unplaceable)  # fmt: skip
         except InvalidParameter:  # no requests in one half, or for no model that could be served
             return None
         return found, confidence(case, made.placement, search.seed or 0)

@@ -71,6 +71,13 @@ def test_a_policy_by_name_runs_a_baseline(case_file):
     assert ours["slo_attainment"] > apart["slo_attainment"]
 
 
+def test_the_width_of_a_beam_is_an_option(case_file):
+    wide = json.loads(invoke("place", "--case", case_file, "--policy", "mp-beam", "--beam-width", 2, "--json"))
+    assert wide["policy"] == "mp-beam" and wide["slo_attainment"] > 0
+    refused = refusal("place", "--case", case_file, "--beam-width", 2)
+    assert refused.field == "beam_width" and "mp-beam" in refused.remedy
+
+
 def test_clockwork_tells_its_windows(case_file):
     record = json.loads(invoke("place", "--case", case_file, "--policy", "clockwork++", "--window", 100, "--json"))
     assert [window["start"] for window in record["windows"]] == [0, 100]

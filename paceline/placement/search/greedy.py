@@ -13,7 +13,7 @@ def beam_greedy(search: Search, skeleton: Groups, width: int = 1) -> Groups:
     Args:
         search: scores the selections.
         skeleton: groups to fill; models they already hold stay.
-        width: selections that go on to the next round.
+        width: selections that go on to the next round (k in the paper).
     """
     best, best_score = skeleton, search.scored(skeleton)
     beam = [skeleton]

@@ -73,6 +73,7 @@ def held_out(
     time_budget: float | None = None,
     effort: int | None = None,
     seed: int = 0,
+    beam_width: int = 1,
     allow_unplaceable: bool = False,
 ) -> HeldOut:
     """Search on the first `share` of the time and judge on the rest; search on the rest too, for the regret.
@@ -85,10 +86,8 @@ def held_out(
     """
     first, rest = halves(case.workload, share)
     train, test = case.with_workload(first), case.with_workload(rest)
-    found = [
-        plan(each, policy, time_budget=time_budget, effort=effort, seed=seed, allow_unplaceable=allow_unplaceable)
-        for each in (train, test)
-    ]
+    options = {"time_budget": time_budget, "effort": effort, "seed": seed, "beam_width": beam_width}
+    found = [plan(each, policy, **options, allow_unplaceable=allow_unplaceable) for each in (train, test)]
     if found[0].windows:
         raise InvalidParameter("policy", f"{policy} has a placement for each window", "hold out with another policy")
     reached = simulate(found[0].placement, test, keep_latencies=True)

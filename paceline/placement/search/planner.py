@@ -8,7 +8,7 @@ from paceline.errors import InvalidParameter
 from paceline.placement.case import Case
 from paceline.placement.placement import Placement
 from paceline.placement.search.baselines import Window
-from paceline.placement.search.policies import WINDOWED, policy_named
+from paceline.placement.search.policies import BEAMS, WINDOWED, policy_named
 from paceline.placement.search.sampling import Sample, most_requests, windows_of
 from paceline.placement.search.search import Improvement, Search, SearchProgress, TimeIsUp
 from paceline.placement.search.types import search_types, unplaceable
@@ -66,6 +66,7 @@ def plan(
     time_budget: float | None = None,
     effort: int | None = None,
     seed: int = 0,
+    beam_width: int = 1,
     window: float = 60.0,
     allow_unplaceable: bool = False,
     progress: SearchProgress | None = None,
@@ -83,16 +84,19 @@ def plan(
         time_budget: seconds; None for as long as it takes.
         effort: simulated requests that annealing may spend; None for a default by the size of the case.
         seed: of annealing's random choices.
+        beam_width: selections that mp-beam and sr-search keep in each round, the paper's k. Time grows with it.
         window: seconds of a window of clockwork++ and replan.
         allow_unplaceable: plan without the models that no group can serve, instead of refusing the case.
         progress: told now and then how far the search is.
         clock: seconds; that of the wall by default.
 
     Raises:
-        InvalidParameter: an unknown policy, a budget that is not positive, no requests, or a model that no group of
-            the cluster can serve: too large, or slower than its deadline even alone.
+        InvalidParameter: an unknown policy, a budget or a width that is not positive, a width for a policy without a
+            beam, no requests, or a model that no group of the cluster can serve: too large, or slower than its deadline
+            even alone.
     """
     _check(case, policy, time_budget, effort)
+    _check_beam(policy, beam_width)
     _compile(case)
     began = clock()
     short = None if policy in WINDOWED else windows_of(case, most_requests(time_budget), seed)
@@ -100,7 +104,8 @@ def plan(
     refused = unplaceable(searched) if case.cluster.types else {}
     if len(refused) == len(case.models):
         raise next(iter(refused.values()))
-    search = Search(searched, seed=seed, time_budget=time_budget, effort=effort, progress=progress, clock=clock)
+    options = {"seed": seed, "time_budget": time_budget, "effort": effort, "beam_width": beam_width}
+    search = Search(searched, **options, progress=progress, clock=clock)
     search.step, search.started = policy, began
     refused = refused if case.cluster.types else search.facts.unplaceable
     if refused and not allow_unplaceable:
@@ -153,6 +158,13 @@ def _check(case: Case, policy: str, time_budget: float | None, effort: int | Non
         raise InvalidParameter("policy", f"{policy} knows no weights and floors", "use another, e.g. auto")
     if not case.workload.num_requests:
         raise InvalidParameter("arrivals", "there are none", "give a workload with requests")
+
+
+def _check_beam(policy: str, width: int) -> None:
+    if width < 1:
+        raise InvalidParameter("beam_width", f"{width}", "give 1 or more selections")
+    if width > 1 and policy not in BEAMS:
+        raise InvalidParameter("beam_width", f"{policy} has no beam", f"leave it out, or use {' or '.join(BEAMS)}")
 
 
 def _compile(case: Case) -> None:

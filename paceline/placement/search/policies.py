@@ -42,10 +42,10 @@ def auto(search: Search) -> None:
         anneal(search)
 
 
-def search_by_beam(search: Search, width: int = 1) -> Groups:
+def search_by_beam(search: Search) -> Groups:
     """Uniform groups with every addition simulated: the paper's Algorithm 1, without the shortcut of `fast`."""
     skeletons = [empty_groups(splits) for splits in uniform_skeletons(search.facts, search.facts.num_devices)]
-    return max((beam_greedy(search, skeleton, width) for skeleton in skeletons), key=search.scored)
+    return max((beam_greedy(search, skeleton, search.beam_width) for skeleton in skeletons), key=search.scored)
 
 
 POLICIES: dict[str, Policy] = {
@@ -68,6 +68,9 @@ POLICIES: dict[str, Policy] = {
 
 WINDOWED: dict[str, Callable[[Search, float], Iterator[Window]]] = {"clockwork++": clockwork, "replan": replan}
 """Policies with a placement for each window of so many seconds."""
+
+BEAMS = ("sr-search", "mp-beam")
+"""Policies with a beam, whose width may be chosen."""
 
 NAMES = (*POLICIES, *WINDOWED)
 

@@ -21,6 +21,6 @@ def replicate(search: Search) -> Groups:
     return fast_greedy(search, single_devices(search))
 
 
-def replicate_by_beam(search: Search, width: int = 1) -> Groups:
+def replicate_by_beam(search: Search) -> Groups:
     """Selective replication with every addition simulated (Algorithm 1)."""
-    return beam_greedy(search, single_devices(search), width)
+    return beam_greedy(search, single_devices(search), search.beam_width)

@@ -81,6 +81,7 @@ class Search:
         time_budget: seconds after which scoring raises `TimeIsUp`; None for no limit.
         effort: simulated requests that annealing may spend, what is done besides counted in the same unit; None picks
             it by the size of the case.
+        beam_width: selections that the policies by beam keep in each round.
         progress: told now and then how far the search is.
         clock: seconds.
     """
@@ -92,6 +93,7 @@ class Search:
         seed: int = 0,
         time_budget: float | None = None,
         effort: int | None = None,
+        beam_width: int = 1,
         progress: SearchProgress | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -101,6 +103,7 @@ class Search:
         self.facts = Facts(self.evaluator)
         self.random = Random(seed)
         self.time_budget = time_budget
+        self.beam_width = beam_width
         self.effort = default_effort(self.facts) if effort is None else effort
         self.spent = 0
         """Simulated requests so far, and what the search did besides, counted in simulated requests."""

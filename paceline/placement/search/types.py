@@ -139,7 +139,8 @@ class _InTurn:
 
     def __init__(self, search: Search, policy: str, seed: int, effort: int | None, seconds: float | None) -> None:
         self._search, self._policy = search, policy_named(policy)
-        self._search_on = partial(Search, seed=seed, effort=effort, time_budget=seconds, clock=search.clock)
+        options = {"seed": seed, "effort": effort, "time_budget": seconds, "beam_width": search.beam_width}
+        self._search_on = partial(Search, **options, clock=search.clock)
         self.refused: InvalidParameter | None = None
         """Why the policy is none for a type."""
         self.is_cut = False

@@ -7,13 +7,27 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidParameter
-from paceline.placement import Evaluator, Group, ParallelConfig, Placement, Workload, validate
+from paceline.placement import (
+    Case,
+    Cluster,
+    Evaluator,
+    Group,
+    ModelProfile,
+    ParallelConfig,
+    PlacedModel,
+    Placement,
+    Stages,
+    Workload,
+    validate,
+)
+from paceline.placement.cluster import DeviceType
 from paceline.placement.search import NAMES, POLICIES, plan
 from paceline.placement.search.baselines import clockwork
 from paceline.placement.search.exact import count_placements, enumerate_all
 from paceline.placement.search.fast import fast_greedy
 from paceline.placement.search.greedy import beam_greedy
-from paceline.placement.search.policies import WINDOWED
+from paceline.placement.search.honest import held_out
+from paceline.placement.search.policies import BEAMS, WINDOWED
 from paceline.placement.search.replication import replicate, single_devices
 from paceline.placement.search.search import Search, empty_groups
 from tests.placement.cases import GB, make_case
@@ -135,6 +149,38 @@ def test_beam_is_at_least_as_good_as_its_fast_variant_here_and_wider_never_stops
     skeleton = empty_groups([TWO, TWO])
     fast, narrow, wide = fast_greedy(search, skeleton), *(beam_greedy(search, skeleton, width) for width in (1, 4))
     assert search.scored(fast) <= search.scored(narrow) <= search.scored(wide)
+
+
+def greedy_trap(device=""):
+    """One device for the model with most requests, or for both of the others, who have more together."""
+    sizes, counts = (2.0, 1.5, 1.5), (10, 8, 8)
+    models = tuple(PlacedModel(f"m{m}", f"t{m}", slo=5.0) for m in range(3))
+    split = ParallelConfig(1, 1, device)
+    profiles = {f"t{m}": ModelProfile(f"t{m}", {split: Stages((0.1,), (sizes[m],))}) for m in range(3)}
+    asked = np.repeat(np.arange(3), counts)
+    cluster = Cluster.of_types([DeviceType(device, 1, 3.0)]) if device else Cluster(1, 3.0)
+    return Case("trap", cluster, models, profiles, Workload(np.arange(26.0), asked))
+
+
+@pytest.mark.parametrize("device", ["", "d"])
+@pytest.mark.parametrize("policy", BEAMS)
+def test_a_wider_beam_gets_out_of_a_trap_of_the_greedy_selection(policy, device):
+    reached = [plan(greedy_trap(device), policy, beam_width=width).slo_attainment for width in (1, 2)]
+    assert reached == [10 / 26, 16 / 26]
+
+
+def test_a_held_out_half_is_planned_with_the_same_beam():
+    case = greedy_trap()
+    twice = np.concatenate([case.workload.times, case.workload.times + 26])
+    case = case.with_workload(Workload(twice, np.tile(case.workload.models, 2)))
+    assert [held_out(case, "mp-beam", beam_width=width).test for width in (1, 2)] == [10 / 26, 16 / 26]
+
+
+@pytest.mark.parametrize(("policy", "width"), [("mp-beam", 0), ("auto", 2), ("clockwork++", 2)])
+def test_a_beam_that_cannot_be_is_refused(policy, width):
+    with pytest.raises(InvalidParameter) as caught:
+        plan(tiny_case(), policy, beam_width=width)
+    assert caught.value.field == "beam_width"
 
 
 def test_the_first_replica_of_the_greedy_selection_is_the_best_of_all():
