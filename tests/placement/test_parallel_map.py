@@ -22,6 +22,16 @@ def test_little_memory_calls_for_model_parallelism_and_plenty_for_replicas():
     assert found.heat_map().values == found.gain
 
 
+def test_tight_deadlines_call_for_model_parallelism_where_memory_is_scarce_and_for_replicas_where_it_is_not():
+    """As in AlpaServe, section 3; the page on maps (docs/placement-advisor.md) has the whole table."""
+    case = example_case()
+    found = parallel_map(case, ("slo", "memory"), {"slo": (0.5, 1.0, 2.0, 4.0), "memory": (1.0, 2.0)})
+    scarce, plenty = found.gain
+    assert scarce == sorted(scarce, reverse=True) and scarce[0] > 10 and scarce[-1] > 0
+    assert plenty == sorted(plenty) and plenty[0] < -2
+    assert [f"{gain:+.1f}" for gain in scarce] == ["+12.9", "+6.8", "+1.8", "+0.4"]  # the page's row
+
+
 def test_too_little_memory_for_single_devices_is_no_attainment():
     found = parallel_map(CASE, ("slo", "memory"), {"slo": (1.0,), "memory": (0.4,)})
     assert found.replicated == ((0.0,),)
