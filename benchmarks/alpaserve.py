@@ -3,13 +3,15 @@
     python benchmarks/alpaserve.py --quick                      all sets and sweeps, small: a few minutes
     python benchmarks/alpaserve.py --sets S3 --axes rate cv     some of them in full
     python benchmarks/alpaserve.py --plot docs/plots            draw every sweep
+    python benchmarks/alpaserve.py --trace azure.csv --sets S1  with the traffic of a recorded trace
+    python benchmarks/alpaserve.py --max-batch 8 --axes slo     with batches of up to eight requests
     python benchmarks/alpaserve.py --two-models                 two models on two devices: closed form and simulation
     python benchmarks/alpaserve.py --cases DIR                  DIR/cases/ against DIR/reference_results.json
     python benchmarks/alpaserve.py --held-out                   every set: planned on one half, evaluated on the other
 
-A sweep varies one of: rate, cv (burstiness), slo (deadline over the latency on one device), devices. For each policy it
-reports the SLO attainment, and the value at which 99 % of the requests are still in time. The last line of standard
-output is one JSON object.
+A sweep varies one of: rate, cv (burstiness; with a trace, a factor of its own), slo (deadline over the latency on one
+device), devices. For each policy it reports the SLO attainment, and the value at which 99 % of the requests are still
+in time. The last line of standard output is one JSON object.
 """
 
 import argparse
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from alpaserve_sets import SETS, make_case
+from alpaserve_sets import BATCH_SIZES, SETS, Trace, make_case
 from common import console, finish, show
 from rich.progress import track
 
@@ -70,7 +72,7 @@ def main() -> None:
     elif args.cases:
         finish({"cases": against_references(args.cases, args)})
     elif args.held_out:
-        finish({"held_out": [row for name in args.sets for row in on_halves(make_case(name, args.seed), args)]})
+        finish({"held_out": [row for name in args.sets for row in on_halves(case_of(name, args, quick=False), args)]})
     else:
         finish({"sweeps": [sweep(name, axis, args) for name in args.sets for axis in args.axes]})
 
@@ -84,9 +86,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--two-models", action="store_true")
     parser.add_argument("--cases", type=Path, metavar="DIR", help="folder with cases/ and reference_results.json")
     parser.add_argument("--held-out", action="store_true", help="the second half of the time, planned on the first")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="a CSV of arrivals, or Azure's trace of functions")
+    parser.add_argument("--minutes", type=float, default=30.0, help="of the trace that are used, from its start")
+    parser.add_argument("--max-batch", type=int, choices=BATCH_SIZES, default=1, help="requests that may share a pass")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="draw every sweep into this folder")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
+
+
+def case_of(name: str, args: argparse.Namespace, quick: bool, **changed: float) -> Case:
+    """A set with the traffic and the batches that were asked for."""
+    trace = None if args.trace is None else Trace(args.trace, args.minutes)
+    return make_case(name, args.seed, quick, trace, args.max_batch, **changed)
 
 
 def sweep(name: str, axis: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -100,13 +111,14 @@ def sweep(name: str, axis: str, args: argparse.Namespace) -> dict[str, Any]:
     reached: dict[str, list[float]] = {policy: [] for policy in policies}
     seconds: dict[str, list[float]] = {policy: [] for policy in policies}
     for value in track(values, f"{name} {axis}", console=console, transient=True):
-        case = make_case(name, args.seed, args.quick, **{field: value})
+        case = case_of(name, args, args.quick, **{field: value})
         for policy in policies:
             made = planned(case, policy, args)
             reached[policy].append(made[0])
             seconds[policy].append(made[1])
     result = {
-        "set": name, "axis": axis, "values": list(values), "slo_attainment": reached, "planning_seconds": seconds,
+        "set": name, "trace": args.trace and args.trace.name, "max_batch": args.max_batch, "axis": axis,
+        "values": list(values), "slo_attainment": reached, "planning_seconds": seconds,
         "at_99_percent": {policy: at_goal(axis, values, reached[policy]) for policy in policies},
     }  # fmt: skip
     show_sweep(result)

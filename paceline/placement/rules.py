@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from paceline.errors import InvalidParameter
 
 OVERHEAD = 0.011
-"""Seconds between a request's last stage, or its last token, and its answer, as the AlpaServe paper measured."""
+"""Seconds between a request's last stage, or its last token, and its answer."""
 STAGE_OVERHEAD = 0.009
+"""Part of a stage's latency that each stage of its pipeline adds; both are the constants of AlpaServe's simulator."""
 
 
 @dataclass(frozen=True, slots=True)
