@@ -31,4 +31,5 @@ class CudaAssignment(Assignment):
             self.checkpoint, self.device, self.dtype, attention=self.attention, deterministic=self.deterministic,
             peers=StagedPeers(links, in_one_order) if is_staged else LinkedPeers(links.shard, links, in_one_order),
         )  # fmt: skip
+        links.connect()
         return model if isinstance(model, LeadingModel) else Follower(model, links)

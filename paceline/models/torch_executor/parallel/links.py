@@ -80,6 +80,17 @@ class Links:
         """The shard of this rank."""
         return self.layout.shard(self.rank)
 
+    def connect(self) -> None:
+        """Make the connections of passes now; all ranks call this. NCCL makes each at its first use, with memory of its
+        own, which a cache may have taken by then."""
+        one, step = torch.zeros(1, device=self._device), self.layout.tensor_size
+        self.total(one)
+        self.spread(one)
+        if self.rank >= step:
+            self.receive((1,), torch.float32, self.rank - step)
+        if self.rank + step < self.layout.world_size:
+            self.hand(one, self.rank + step)
+
     def total(self, part: Tensor) -> Tensor:
         """The sum of `part`, which may be overwritten, over the ranks that share this stage."""
         if self._peers is not None:
