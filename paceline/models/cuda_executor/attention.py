@@ -5,7 +5,8 @@ those of ``triton``, since the reference synchronises); ``sdpa`` makes masks on 
 kernel (`kernels/attention.py`).
 """
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Literal
 
@@ -48,7 +49,7 @@ def rows_of_tile(name: AttentionName, group: int) -> int:
 def attention_over(name: AttentionName, rows: PagedRows) -> Attends:
     """The attention called `name`, ``triton`` or ``by_position``, of a pass over `rows`."""
     if name == "by_position":
-        return partial(attend_by_position, rows=rows)
+        return partial(attend_by_position, slots_of=cache(partial(key_slots, rows)))
     from paceline.models.cuda_executor.kernels.attention import paged_attention
 
     def attend(query: Tensor, keys: Tensor, values: Tensor, form: AttentionForm) -> Tensor:
@@ -57,17 +58,22 @@ def attention_over(name: AttentionName, rows: PagedRows) -> Attends:
     return attend
 
 
-def attend_by_position(query: Tensor, keys: Tensor, values: Tensor, form: AttentionForm, rows: PagedRows) -> Tensor:
+def attend_by_position(
+    query: Tensor, keys: Tensor, values: Tensor, form: AttentionForm, slots_of: Callable[[int], Tensor]
+) -> Tensor:
     """The kernel's reference: one row after another, softmax over its slots in order of position, in float32.
 
-    Arguments as in `Attends`; padding rows get zeros.
+    Args:
+        query, keys, values, form: as of `Attends`. Padding rows, which have no slots, get zeros.
+        slots_of: the slots that a row sees, in order.
     """
-    mixed, group = torch.zeros_like(query), query.shape[1] // keys.shape[1]
+    mixed = torch.zeros_like(query)
+    grouped = query.reshape(len(query), keys.shape[1], -1, query.shape[2]).float()  # [M, key heads, group, D]
     for row in range(len(query)):
-        slots = key_slots(rows, row)[-form.window :]
+        slots = slots_of(row)[-form.window :]
         if not len(slots):
             continue
-        seen, known = (x[slots].float().repeat_interleave(group, dim=1) for x in (keys, values))  # [n, H, D]
-        scores = soft_cap(torch.einsum("hd,nhd->nh", query[row].float(), seen) * form.scale, form.cap)
-        mixed[row] = torch.einsum("nh,nhd->hd", scores.softmax(dim=0), known).to(query.dtype)
+        seen, known = keys[slots].float(), values[slots].float()
+        scores = soft_cap(torch.einsum("kgd,nkd->nkg", grouped[row], seen) * form.scale, form.cap)
+        mixed[row] = torch.einsum("nkg,nkd->kgd", scores.softmax(dim=0), known).flatten(0, 1).to(query.dtype)
     return mixed

@@ -6,12 +6,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from dataclasses import replace  # noqa: E402
+from functools import partial  # noqa: E402
 
 import numpy as np  # noqa: E402
 
 from paceline.models.base import PAGE_SIZE  # noqa: E402
 from paceline.models.cuda_executor.attention import attend_by_position  # noqa: E402
 from paceline.models.cuda_executor.kernels import attention as kernels  # noqa: E402
+from paceline.models.cuda_executor.paged_rows import key_slots  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.models.torch_executor.attention import AttentionForm, SegmentAttention  # noqa: E402
 from paceline.models.torch_executor.cache import segment_views  # noqa: E402
@@ -35,6 +37,10 @@ def small_splits(monkeypatch):
     monkeypatch.setattr(kernels, "block_keys", lambda *_: (16, 4))
 
 
+def reference(query, keys, values, form, rows):
+    return attend_by_position(query, keys, values, form, partial(key_slots, paged(rows)))
+
+
 def tensors(rows, heads=4, key_heads=2, dim=16, dtype=torch.float32, seed=0):
     """Queries of the rows, and keys and values of every slot there is."""
     make = torch.Generator().manual_seed(seed)
@@ -54,7 +60,7 @@ def test_the_kernel_is_its_twin_and_pytorchs_attention(form):
     rows = mixed_batch(70)
     query, keys, values = tensors(rows)
     found = run(rows, query, keys, values, form, padding=2)
-    twin = attend_by_position(query, keys, values, form, paged(rows))
+    twin = reference(query, keys, values, form, rows)
     views = segment_views(rows, torch.device("cpu"), (form.window,))
     torch.testing.assert_close(found[:-2], twin, atol=2e-6, rtol=0)
     torch.testing.assert_close(twin, SegmentAttention(views)(query, keys, values, form), atol=2e-6, rtol=0)
@@ -66,7 +72,7 @@ def test_heads_of_any_number_and_size(heads, key_heads, dim):
     rows = mixed_batch(20)
     query, keys, values = tensors(rows, heads, key_heads, dim)
     found = run(rows, query, keys, values, FORMS[0])
-    torch.testing.assert_close(found, attend_by_position(query, keys, values, FORMS[0], paged(rows)), atol=2e-6, rtol=0)
+    torch.testing.assert_close(found, reference(query, keys, values, FORMS[0], rows), atol=2e-6, rtol=0)
 
 
 def test_half_precision_is_near():
@@ -74,7 +80,7 @@ def test_half_precision_is_near():
     query, keys, values = tensors(rows, dtype=torch.float16)
     found = run(rows, query, keys, values, FORMS[0])
     assert found.dtype == torch.float16
-    torch.testing.assert_close(found, attend_by_position(query, keys, values, FORMS[0], paged(rows)), atol=4e-3, rtol=0)
+    torch.testing.assert_close(found, reference(query, keys, values, FORMS[0], rows), atol=4e-3, rtol=0)
 
 
 @pytest.mark.parametrize("form", FORMS)
