@@ -185,9 +185,11 @@ class RecordsPasses(Protocol):
 
     Attributes:
         records_passes: whether passes are recorded in this run.
+        recorded_sizes: numbers of rows that recorded passes are padded to, in ascending order.
     """
 
     records_passes: bool
+    recorded_sizes: Sequence[int]
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@ from paceline.engine.build import silent
 from paceline.engine.llm import LLM
 from paceline.engine.step import StepOutput, VerifiedDraft
 from paceline.engine.turns import Turns
+from paceline.engine.warm_up import warm_up
 from paceline.errors import EngineDead, InvalidParameter
 from paceline.models.tokenizer import Tokenizer
 from paceline.placement.tokens import TokenProfile
@@ -42,6 +43,7 @@ def open_model(
         speculative = SpeculativeConfig.of(spec.speculative)
     llm = LLM(spec.path, speculative=speculative, progress=progress, **(engine | dict(spec.options)))
     llm.engine.grammars.warm_up()
+    warm_up(llm.loaded.model, llm.engine, progress)
     return AsyncLLM(llm)
 
 

@@ -29,7 +29,7 @@ from paceline.models.cuda_executor.laws.chains import Kernels, Picks, read_draft
 from paceline.models.cuda_executor.paged_rows import PagedRows, levels_below
 from paceline.models.cuda_executor.passes import Advance, CudaKVCache, Launched, Passes
 from paceline.models.cuda_executor.peers import Peers
-from paceline.models.cuda_executor.staging import LARGEST
+from paceline.models.cuda_executor.staging import BUCKETS, LARGEST
 from paceline.models.cuda_executor.verdicts import Draft, Pending
 from paceline.models.dtypes import activations_beside_blocks
 from paceline.models.torch_executor.device_states import DeviceStates
@@ -97,7 +97,7 @@ class CudaModel(TorchModel):
             self._fused, self._race = Fused(self._stage.stack, deterministic, self.peers), race
             self.chain_kernels = Kernels(likeliest, draw)
         self.passes = Passes(self._stage.shard.narrowed(), config.vocab_size, on, self.attention, capture)
-        self.records_passes = self.passes.records
+        self.records_passes, self.recorded_sizes = self.passes.records, BUCKETS
         self._fetch, self._send = Fetch(on), Send(on)
         self.picks = torch.zeros(LARGEST, dtype=torch.int32, device=on)
         self._foreseen = self._foresee()
