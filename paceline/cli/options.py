@@ -69,8 +69,12 @@ NumDraft = Annotated[
 ]  # fmt: skip
 Rule = Annotated[
     str,
-    option(DRAFTING, "--rule", help="Verification: auto, p/q, coupled, block, or a lossy rule (docs/exactness.md)."),
-]
+    option(
+        DRAFTING, "--rule",
+        help="Verification: auto, p/q, coupled, block, a baseline (sample_and_match, rejection_sampling), or a lossy "
+        "rule (docs/exactness.md).",
+    ),
+]  # fmt: skip
 Policy = Annotated[str, option(DRAFTING, "--policy", help=f"Draft length: {', '.join(LengthPolicyName.__args__)}.")]
 PolicyOption = Annotated[
     list[str] | None, option(DRAFTING, "--policy-option", help="NAME=VALUE for the policy, e.g. threshold=0.5.")

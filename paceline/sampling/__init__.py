@@ -5,6 +5,7 @@ from paceline.sampling.coupled import match_probability, verify_coupled, verify_
 from paceline.sampling.law import GreedyLaw, Law
 from paceline.sampling.lossy import LOSSY, may_change
 from paceline.sampling.randomness import ROOT, CounterRandomness, Randomness, fresh_seed
+from paceline.sampling.rejection import verify_rejection_sampling
 from paceline.sampling.rules import AUTO, RULES, Judge, Verifier, is_lossy, judge, resolve
 from paceline.sampling.tree import ROOT_PARENT, TokenTree, union
 from paceline.sampling.verify import TargetLaws, Verdict, verify
@@ -36,5 +37,6 @@ __all__ = [
     "verify",
     "verify_block",
     "verify_coupled",
+    "verify_rejection_sampling",
     "verify_sample_and_match",
 ]

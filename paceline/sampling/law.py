@@ -81,6 +81,15 @@ class Law:
         """
         return np.minimum(self.probs, other._spread_over(self.tokens)).sum()
 
+    def rejection_acceptance(self, draft: "Law") -> Any:
+        """1 / M with M = max_x p(x) / q(x): the probability that rejection sampling accepts a draw from `draft`.
+
+        0 where `draft` lacks a token of this law. von Neumann 1951; Leviathan et al. 2023, appendix A.2.
+        """
+        if self.is_one_hot:
+            return draft.prob(self.mode)
+        return (draft._spread_over(self.tokens) / self.probs).min()
+
     def excess(self, draft: "Law", scale: Any = 1, draft_scale: Any = 1) -> np.ndarray:
         """max(0, scale * p - draft_scale * q) on this law's support [k], not normalised."""
         return np.maximum(scale * self.probs - draft_scale * draft._spread_over(self.tokens), 0)

@@ -24,6 +24,7 @@ from paceline.sampling.lossy import (
     verify_uniform_coin,
 )
 from paceline.sampling.randomness import ROOT, CounterRandomness, Randomness, fresh_seed
+from paceline.sampling.rejection import verify_rejection_sampling
 from paceline.sampling.tree import TokenTree
 from paceline.sampling.verify import TargetLaws, Verdict, verify
 
@@ -92,6 +93,7 @@ RULES: dict[str, Callable[..., Verdict]] = {
     "block": verify_block,
     "coupled": verify_coupled,
     "sample_and_match": verify_sample_and_match,
+    "rejection_sampling": verify_rejection_sampling,
     "lenient": verify_lenient,
     "lenient_greedy": verify_lenient_greedy,
     "uniform_coin": verify_uniform_coin,
@@ -105,7 +107,7 @@ RULES: dict[str, Callable[..., Verdict]] = {
 _STRICTEST = {"k": 1, "distance": 0}
 """Options that are whole numbers, with their smallest values; all others are in (0, 1]."""
 
-_TOSSES_COINS = frozenset({"p/q", "block", "lenient", "uniform_coin"})
+_TOSSES_COINS = frozenset({"p/q", "block", "rejection_sampling", "lenient", "uniform_coin"})
 """Rules with acceptance coins: their output depends on the drafts, even with a seed."""
 
 

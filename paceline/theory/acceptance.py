@@ -25,10 +25,11 @@ def acceptance_rate(target_probs: Probs, draft_probs: Probs) -> Number:
 
 
 def rejection_sampling_acceptance(target_probs: Probs, draft_probs: Probs) -> Number:
-    """1 / max_x p(x) / q(x): acceptance of textbook rejection sampling with a single try.
+    """1 / M with M = max_x p(x) / q(x): the probability that rejection sampling accepts one draw from the draft.
 
-    Never above `acceptance_rate`; zero when the draft misses a token of the target. Leviathan et al. 2023,
-    appendix A.2.
+    Never above `acceptance_rate`; zero when the draft misses a token of the target. Repeated until a draw is accepted,
+    as in the textbook, it takes M draws in the mean. The rule is `sampling.rejection`. von Neumann 1951; Leviathan et
+    al. 2023, appendix A.2.
     """
     target, draft = as_pair(target_probs, draft_probs)
     support = target > 0

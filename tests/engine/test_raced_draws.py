@@ -42,9 +42,9 @@ def test_texts_are_those_of_laws(engine_for, raced, monkeypatch, kind, method):
     assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
 
 
-@pytest.mark.parametrize("rule", ["auto", "p/q", "block", "lenient"])
+@pytest.mark.parametrize("rule", ["auto", "p/q", "block", "rejection_sampling", "lenient"])
 def test_requests_without_a_seed_race_where_their_rule_only_draws(engine_for, monkeypatch, rule):
-    """p/q reads probabilities where something was drafted; block verification and the lossy rules always read laws."""
+    """p/q reads probabilities where something was drafted; the other rules with coins always read laws."""
     found, can_race = set(), verifying._can_race
 
     def asked(live, tree, scores):

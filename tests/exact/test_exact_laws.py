@@ -7,10 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.sampling import Law, Randomness, TokenTree, union, verify, verify_block, verify_sample_and_match
+from paceline.sampling import (
+    Law,
+    Randomness,
+    TokenTree,
+    union,
+    verify,
+    verify_block,
+    verify_rejection_sampling,
+    verify_sample_and_match,
+)
 from paceline.sampling.rules import verify_auto
 from paceline.sampling.tree import Draw
 from paceline.sampling.verify import Verdict
+from paceline.theory import rejection_sampling_acceptance
 
 from .enumerator import EnumeratedRandomness, first_outcome, law_of
 from .tables import (
@@ -36,7 +46,13 @@ TARGET = table_model(1, 3)
 DRAFT = table_model(2, 3)
 OTHER_DRAFT = table_model(3, 3)
 
-RULES = {"p/q": verify, "block": verify_block, "sample and match": verify_sample_and_match, "auto": verify_auto}
+RULES = {
+    "p/q": verify,
+    "block": verify_block,
+    "sample and match": verify_sample_and_match,
+    "rejection sampling": verify_rejection_sampling,
+    "auto": verify_auto,
+}
 CHAINS = {
     "plain": no_draft,
     "chain of 1": drawn(DRAFT, (1,)),
@@ -56,7 +72,7 @@ TREES = {
     "ranked tree": ranked(DRAFT, (2, 2, 1)),
 }
 CASES = [(rule, draft) for rule in RULES for draft in CHAINS]
-CASES += [(rule, draft) for rule in ("p/q", "sample and match", "auto") for draft in TREES]
+CASES += [(rule, draft) for rule in RULES if rule != "block" for draft in TREES]
 
 
 @pytest.mark.parametrize(("rule", "draft"), CASES)
@@ -86,8 +102,8 @@ def test_united_chains_of_two_drafters_have_the_targets_law() -> None:
             trees.append(TokenTree.chain((first, second), (model(prefix), model((*prefix, first)))))
         return union(trees)
 
-    assert decoded_law(TARGET, draft, verify, 2) == target_law(TARGET, 2)
-    assert decoded_law(TARGET, draft, verify_auto, 2) == target_law(TARGET, 2)
+    for rule in (verify, verify_auto, verify_rejection_sampling):
+        assert decoded_law(TARGET, draft, rule, 2) == target_law(TARGET, 2)
 
 
 def test_auto_judges_chosen_drafts_by_the_targets_pick_and_drawn_ones_by_ratio() -> None:
@@ -138,7 +154,7 @@ def test_a_draft_may_ignore_the_vocabulary_of_the_target() -> None:
     assert decoded_law(TARGET, drawn(beyond, (1, 1)), verify, 2) == target_law(TARGET, 2)
 
 
-@pytest.mark.parametrize("rule", [verify, verify_block])
+@pytest.mark.parametrize("rule", [verify, verify_block, verify_rejection_sampling])
 def test_adaptive_length_that_sees_laws_and_prefix_is_exact(rule) -> None:
     def draft(prefix: Prefix, randomness: Randomness, position: int) -> TokenTree:
         tokens: Prefix = ()
@@ -152,7 +168,7 @@ def test_adaptive_length_that_sees_laws_and_prefix_is_exact(rule) -> None:
     assert decoded_law(TARGET, draft, rule, 3) == target_law(TARGET, 3)
 
 
-@pytest.mark.parametrize("rule", [verify, verify_block])
+@pytest.mark.parametrize("rule", [verify, verify_block, verify_rejection_sampling])
 def test_length_that_follows_past_acceptance_is_exact_over_the_whole_loop(rule) -> None:
     """The loop keeps state between turns, so it is enumerated as one piece, and its keys are watched."""
     target, draft = table_model(1, 2), table_model(2, 2)
@@ -233,7 +249,7 @@ def test_any_laws_and_any_tree_give_the_targets_law(target_weights, below_weight
     def drafter(prefix: Prefix, randomness: Randomness, position: int) -> TokenTree:
         return _grow(parents, how, draft, randomness)
 
-    for rule in (verify, verify_auto):
+    for rule in (verify, verify_auto, verify_rejection_sampling):
         assert decoded_law(target, drafter, rule, 2, ()) == target_law(target, 2, ())
 
 
@@ -249,7 +265,21 @@ def test_any_laws_give_the_targets_law_under_block(p, p_below, q, q_below, lengt
     assert decoded_law(target, drawn(draft, (1,) * length), verify_block, 2, ()) == target_law(target, 2, ())
 
 
-@pytest.mark.parametrize("rule", [verify, verify_sample_and_match])
+@given(weights, weights)
+def test_rejection_sampling_accepts_as_often_as_theory_says(target_weights, draft_weights) -> None:
+    """1 / M, never above the p/q rule; with k independent siblings 1 - (1 - 1 / M)^k."""
+    p, q = law(*target_weights), law(*draft_weights)
+    tokens = np.arange(4)
+    once = rejection_sampling_acceptance(p.on(tokens), q.on(tokens))
+    for width in (1, 2):
+        siblings = drawn(lambda _: q, (width,))
+        outcomes = verdicts(lambda r, d=siblings: d((), r, 0), lambda _: p, verify_rejection_sampling)
+        assert accepted_share(outcomes) == 1 - (1 - once) ** width
+        assert first_token(outcomes, 4) == tuple(p.on(tokens))
+    assert p.rejection_acceptance(q) == once <= p.overlap(q)
+
+
+@pytest.mark.parametrize("rule", [verify, verify_sample_and_match, verify_rejection_sampling])
 def test_verdict_of_a_greedy_target(rule) -> None:
     greedy = {(): law(0, 1, 0), (1,): law(0, 0, 1), (1, 2): law(1, 0, 0)}
 
@@ -265,8 +295,12 @@ def test_verdict_of_a_greedy_target(rule) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "tests"), [(verify, "accept"), (verify_block, "accept"), (verify_sample_and_match, "target")]
-)
+    ("rule", "tests"),
+    [
+        (verify, "accept"), (verify_block, "accept"), (verify_rejection_sampling, "accept"),
+        (verify_sample_and_match, "target"),
+    ],
+)  # fmt: skip
 def test_every_key_names_the_position_it_decides(rule, tests: str) -> None:
     """A draft of three that is accepted whole from position 10 on; block and p/q test, matching draws."""
     fair = law(1, 1)

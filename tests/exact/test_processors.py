@@ -96,6 +96,7 @@ DRAFTS = {
     "tree without replacement": (lambda draft: drawn(draft, (2, 1), "without_replacement"), "p/q"),
     "ranked tree": (lambda draft: ranked(draft, (2, 2)), "p/q"),
     "matched": (lambda draft: ranked(draft, (2, 2)), "sample_and_match"),
+    "rejection sampling": (lambda draft: drawn(draft, (2, 1)), "rejection_sampling"),
 }
 
 
@@ -112,7 +113,7 @@ BLIND = warped(DRAFT_ROOTS, RationalProcessors())
 """A draft model that does not know of the grammar."""
 
 
-@pytest.mark.parametrize("rule", ["auto", "p/q", "sample_and_match", "coupled"])
+@pytest.mark.parametrize("rule", ["auto", "p/q", "sample_and_match", "rejection_sampling", "coupled"])
 @pytest.mark.parametrize("drafter", [ranked(BLIND, (2, 2)), cut_by_grammar(ranked(BLIND, (2, 2))), forced])
 def test_drafts_that_know_nothing_of_the_grammar_stay_in_it(drafter: Drafter, rule: str) -> None:
     """Cut before they are verified or not, and where the grammar's forced tokens are the draft."""

@@ -4,15 +4,25 @@ from fractions import Fraction as F
 
 import pytest
 
-from paceline.sampling import Law, Randomness, TokenTree, resolve, verify, verify_sample_and_match
+from paceline.sampling import (
+    Law,
+    Randomness,
+    TokenTree,
+    resolve,
+    verify,
+    verify_rejection_sampling,
+    verify_sample_and_match,
+)
 from paceline.sampling.tree import Draw
 
 from .tables import accepted_share, drawn, first_token, law, top_tokens, verdicts
 from .wrong_rules import (
+    envelope_over_the_drafts_tokens,
     keep_only_likely_draws,
     merge_equal_draws,
     ratio_for_top_tokens,
     recover_from_the_target,
+    residual_after_the_envelope,
     without_renormalising,
 )
 
@@ -53,6 +63,32 @@ def test_sample_and_match_accepts_less_and_is_exact(width: int, share: F) -> Non
     outcomes = one_level(P, Q, width, rule=verify_sample_and_match)
     assert accepted_share(outcomes) == share < accepted_share(one_level(P, Q, width))
     assert first_token(outcomes, 3) == dense(P)
+
+
+@pytest.mark.parametrize(("width", "share"), [(1, F(2, 5)), (2, F(16, 25)), (3, F(98, 125))])
+def test_rejection_sampling_accepts_less_and_is_exact(width: int, share: F) -> None:
+    outcomes = one_level(P, Q, width, rule=verify_rejection_sampling)
+    assert accepted_share(outcomes) == share < accepted_share(one_level(P, Q, width))
+    assert first_token(outcomes, 3) == dense(P)
+
+
+@pytest.mark.parametrize("q", [law(0, 1, 1), law(0, 0, 1)])
+def test_rejection_sampling_accepts_nothing_of_a_draft_that_lacks_a_token(q: Law) -> None:
+    """M is infinite; no coin is tossed, and the text is one draw from p."""
+    outcomes = one_level(P, q, 1, rule=verify_rejection_sampling)
+    assert outcomes == {((), token): P.prob(token) for token in range(3)}
+
+
+def test_an_envelope_over_the_drafts_own_tokens_changes_the_law() -> None:
+    """p = (1/2, 3/10, 1/5), q = (0, 1/2, 1/2): M would be 3/5, and token 0 is left to the draw after a rejection."""
+    q = law(0, 1, 1)
+    outcomes = one_level(P, q, 1, rule=envelope_over_the_drafts_tokens)
+    assert first_token(outcomes, 3) == (F(1, 12), F(11, 20), F(11, 30)) != dense(P)
+
+
+def test_a_residual_after_rejection_sampling_changes_the_law() -> None:
+    outcomes = one_level(P, Q, 1, rule=residual_after_the_envelope)
+    assert first_token(outcomes, 3) == (F(4, 5), F(3, 25), F(2, 25)) != dense(P)
 
 
 @pytest.mark.parametrize(("width", "share"), [(1, F(1, 5)), (2, F(1, 2))])

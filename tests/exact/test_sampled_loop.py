@@ -33,7 +33,10 @@ def chain(prefix: Prefix, randomness: Randomness, position: int) -> TokenTree:
     return drawn(DRAFT, (1, 1))(prefix, randomness, position)
 
 
-@pytest.mark.parametrize(("rule", "draft"), [("p/q", changing_shape), ("block", chain), ("coupled", changing_shape)])
+@pytest.mark.parametrize(
+    ("rule", "draft"),
+    [("p/q", changing_shape), ("block", chain), ("coupled", changing_shape), ("rejection_sampling", changing_shape)],
+)
 def test_sampled_texts_follow_the_targets_law(rule: str, draft) -> None:
     num_seeds, num_tokens = 2500, 3
     counts: dict[Prefix, int] = {}

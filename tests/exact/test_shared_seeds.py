@@ -114,6 +114,27 @@ class Draws(BaseDrafter):
         return TokenTree.chain(tokens, laws)
 
 
+class AfterZeros(Draws):
+    """Draws one token where the request before said 0 after the same text, and nothing elsewhere."""
+
+    name = "after zeros"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._zeros: set[Tokens] = set()
+
+    def propose(self, contexts):
+        return [self._draw(context) for context in contexts]
+
+    def observe(self, outcome) -> None:
+        text = tuple(outcome.token_ids)
+        if outcome.finished:
+            self._zeros = {text[:end] for end in range(len(PROMPT), len(text)) if text[end] == 0}
+
+    def _draw(self, context: DraftContext) -> TokenTree:
+        return self._chain(replace(context, budget=1)) if tuple(context.token_ids) in self._zeros else TokenTree()
+
+
 def hybrid(score: float = 0.3, unite: bool = True) -> Hybrid:
     """Of the two, at prices that do not change: its clock stands still."""
     children = [Child(Remembers(score), FREE_ROWS), Child(Draws(), FREE_ROWS, DRAWING)]
@@ -202,7 +223,7 @@ def chi_squares(make: Callable[[], Drafter], judge_of: JudgeOf) -> list[float]:
     return [float(((np.array(list(said.values())) - wanted) ** 2 / wanted).sum()) for said in counts]
 
 
-@pytest.mark.parametrize("rule", ["auto", "coupled", "p/q", "block"])
+@pytest.mark.parametrize("rule", ["auto", "coupled", "p/q", "block", "rejection_sampling"])
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_the_text_of_every_request_has_the_targets_law(memory: str, rule: str) -> None:
     assert max(chi_squares(drafter_of(memory, rule), as_the_engine_does(rule))) < _OF_8
@@ -216,6 +237,12 @@ def test_one_noise_for_all_requests_of_a_seed_would_be_noticed(memory: str, rule
     first, *later = chi_squares(drafter_of(memory, rule), with_one_noise(rule))
     assert first < _OF_8
     assert max(later) > 1.5 * _OF_8
+
+
+def test_rejection_sampling_needs_noise_for_each_request_too() -> None:
+    """Whether it accepted says nothing of the token, so only a memory of tokens can tie texts together."""
+    assert max(chi_squares(AfterZeros, as_the_engine_does("rejection_sampling"))) < _OF_8
+    assert max(chi_squares(AfterZeros, with_one_noise("rejection_sampling"))) > 1.5 * _OF_8
 
 
 @pytest.mark.parametrize("rule", ["auto", "coupled", "sample_and_match"])
@@ -234,7 +261,7 @@ class Never(LengthPolicy):
         return [0] * len(requests)
 
 
-@pytest.mark.parametrize("rule", ["auto", "p/q", "block"])
+@pytest.mark.parametrize("rule", ["auto", "p/q", "block", "rejection_sampling"])
 @pytest.mark.parametrize("memory", ["remembering drafter", "remembering policy"])
 def test_with_noise_of_their_own_texts_are_independent_of_each_other(memory: str, rule: str) -> None:
     """Enumerated: no memory of other requests ties a text to theirs, and each has exactly the target's law."""

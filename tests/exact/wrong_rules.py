@@ -38,6 +38,33 @@ def without_renormalising(tree: TokenTree, target: TargetLaws, randomness: Rando
     return walk(tree, target, randomness, position, choose)
 
 
+def envelope_over_the_drafts_tokens(
+    tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int
+) -> Verdict:
+    """Rejection sampling with M = max p / q over the tokens that the draft can say, where the target can say others."""
+
+    def choose(tree: TokenTree, node: int, law: Law, randomness: Randomness, position: int) -> Choice:
+        [child] = tree.children(node)
+        draft = tree.draft_law(child)
+        most = (law.on(draft.tokens) / draft.probs).max()
+        chance = law.prob(tree.tokens[child]) / (most * draft.prob(tree.tokens[child]))
+        return (child, law, 0) if randomness.coin(chance, position, child) else (None, law, 1)
+
+    return walk(tree, target, randomness, position, choose)
+
+
+def residual_after_the_envelope(tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int) -> Verdict:
+    """Rejection sampling whose rejected token is replaced by a draw from the residual, as under p/q."""
+
+    def choose(tree: TokenTree, node: int, law: Law, randomness: Randomness, position: int) -> Choice:
+        [child] = tree.children(node)
+        draft, token = tree.draft_law(child), tree.tokens[child]
+        chance = law.rejection_acceptance(draft) * law.prob(token) / draft.prob(token)
+        return (child, law, 0) if randomness.coin(chance, position, child) else (None, law.residual(draft), 1)
+
+    return walk(tree, target, randomness, position, choose)
+
+
 def recover_from_the_target(tree: TokenTree, target: TargetLaws, randomness: Randomness, position: int) -> Verdict:
     """A rejected token replaced by a draw from the target's law instead of the residual."""
     path: tuple[int, ...] = ()

@@ -62,8 +62,10 @@ def drafted(rule: str, one_hot: bool, num_drafted: int):
 
 @pytest.mark.parametrize("num_drafted", [1, 2, 3])
 @pytest.mark.parametrize(
-    ("rule", "one_hot"), [("p/q", False), ("p/q", True), ("block", False), ("sample_and_match", False), ("auto", True)]
-)
+    ("rule", "one_hot"),
+    [("p/q", False), ("p/q", True), ("block", False), ("sample_and_match", False),
+     ("rejection_sampling", False), ("rejection_sampling", True), ("auto", True)],
+)  # fmt: skip
 def test_texts_and_errors_have_plain_decodings_law(rule, one_hot, num_drafted):
     expected = law_of(plain, number=Fraction)
     assert any("error" in text for text in expected)

@@ -144,7 +144,7 @@ def test_block_refuses_trees_that_branch() -> None:
         judge(verify_block, TokenTree((0, 1), (-1, -1)))
 
 
-@pytest.mark.parametrize("name", ["auto", "p/q", "block", "coupled", "sample_and_match"])
+@pytest.mark.parametrize("name", ["auto", "p/q", "block", "coupled", "sample_and_match", "rejection_sampling"])
 def test_greedy_targets_give_the_greedy_text_under_every_exact_rule(name: str) -> None:
     draft = Law(np.arange(3), np.full(3, 1 / 3))
     for seed in range(30):
@@ -176,7 +176,7 @@ def noise_of(name: str, seed: int | None, number: int) -> float:
 def test_only_requests_without_a_seed_or_with_coins_have_noise_of_their_own(name: str) -> None:
     """Rules that toss coins read another stream for every request; the others, and auto, read the seed's own."""
     noises = {noise_of(name, 5, number) for number in range(4)}
-    if name in ("p/q", "block", "lenient", "uniform_coin"):
+    if name in ("p/q", "block", "rejection_sampling", "lenient", "uniform_coin"):
         assert len(noises) == 4
         assert CounterRandomness(5).uniform(0, 0) not in noises
     else:

@@ -207,6 +207,7 @@ def test_verdicts_over_answers_are_those_over_laws(rule, draw, values):
 def test_rules_that_ask_for_more_are_known():
     tree = TokenTree.chain([1])
     assert asks_of(resolve("block"), tree) is None
+    assert asks_of(resolve("rejection_sampling"), tree) is None
     assert asks_of(resolve("lenient", lenience=0.5), tree) is None
     assert asks_of(resolve("auto"), tree) == "draws"
 
