@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.table import Table as RichTable
 
+from paceline.cli import theory_intensity
 from paceline.cli.terminal import output, show_table
 from paceline.cli.theory_long_context import EXAMPLES, long_context
 from paceline.cli.theory_output import AsJson, examples, print_table, usage_errors
@@ -214,6 +215,7 @@ def parallel(
 
 
 app.command("long-context", epilog=EXAMPLES)(long_context)
+app.command(epilog=theory_intensity.EXAMPLES)(theory_intensity.intensity)
 
 
 def _finite(value: Any) -> Any:

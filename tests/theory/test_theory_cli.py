@@ -138,7 +138,23 @@ def test_long_context_says_what_a_draft_over_part_of_the_context_brings():
         assert wrong[0].strip("-") in run("long-context", *wrong, fails=True).split("Invalid value")[1]
 
 
-@pytest.mark.parametrize("command", ["table", "predict", "plot", "distributed", "long-context"])
+def test_intensity_says_from_how_many_rows_a_pass_is_bound_by_arithmetic(tmp_path):
+    """The figures of docs/sarathi.md."""
+    printed = run("intensity")
+    for figure in ("10.779", "177.413", "201.6 operations per byte", "a chunk of 203 tokens", "never are"):
+        assert figure in printed
+    assert "592 decodes after 100 tokens" in run("intensity", "--context", 100)
+    assert "over a million" in run("intensity", "--bandwidth", 1)
+    path = tmp_path / "intensity.png"
+    found = json.loads(run("intensity", "-n", 4, "-n", 2, "--chunk", 8, "-o", path, "--json"))
+    assert [row[0] for row in found["rows"]] == [2, 4]
+    assert (found["saturating_chunk"], found["saturating_decodes"]) == (203, None)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    for wrong in (("--rows", 0), ("--chunk", 0), ("--layers", 0), ("--context", -1), ("--peak", 0)):
+        assert "Invalid value" in run("intensity", *wrong, fails=True)
+
+
+@pytest.mark.parametrize("command", ["table", "predict", "plot", "distributed", "long-context", "intensity"])
 def test_help_shows_examples(command):
     assert f"paceline theory {command}" in run(command, "--help")
 
