@@ -20,6 +20,7 @@ from paceline.theory.candidates import (
     sample_match_acceptance,
 )
 from paceline.theory.divergence import acceptance_floor, jensen_shannon, kl, lk_divergence, total_variation
+from paceline.theory.generation_time import Moments, generation_time, passes_law, tokens_per_pass
 from paceline.theory.lenience import greedy_lenient_tokens, lenience_ceiling, lenient_acceptance, lenient_law
 from paceline.theory.queueing import (
     md1_wait,
@@ -49,6 +50,7 @@ from paceline.theory.tree_shape import best_tree, expected_tree_tokens, marginal
 
 __all__ = [
     "BestLength",
+    "Moments",
     "acceptance_floor",
     "acceptance_rate",
     "acceptance_rate_for",
@@ -64,6 +66,7 @@ __all__ = [
     "expected_tokens",
     "expected_tokens_by_position",
     "expected_tree_tokens",
+    "generation_time",
     "greedy_lenient_tokens",
     "guaranteed_speedup",
     "iid_acceptance",
@@ -87,11 +90,13 @@ __all__ = [
     "oracle_gain",
     "oracle_speedup",
     "oracle_tokens",
+    "passes_law",
     "pipeline_latency",
     "rejection_sampling_acceptance",
     "round_yield",
     "sample_match_acceptance",
     "simple_latency",
+    "tokens_per_pass",
     "total_variation",
     "wall_time_factor",
     "yield_speedup",

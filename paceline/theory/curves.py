@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.errors import InvalidParameter
-from paceline.theory.acceptance import expected_tokens
+from paceline.theory.acceptance import accepted_count_law, expected_tokens
 from paceline.theory.candidates import lookahead_tokens
 from paceline.theory.checks import Number, check_count
+from paceline.theory.generation_time import generation_time
 from paceline.theory.grid import Grid
 from paceline.theory.speedup import best_length, operations_factor, oracle_speedup, round_yield, wall_time_factor
 
 _STEPS = 60
+_NUM_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,25 @@ def yield_curves(grid: Grid) -> Chart:
     return Chart("Yield of a round", _LENGTH, "emitted tokens / (length + 1)", series, discrete=True)
 
 
+def time_curves(grid: Grid) -> Chart:
+    """`generation_time` of 128 tokens over the speculation length at the first cost ratio, one curve per alpha.
+
+    The band is one standard deviation to each side (Chen et al. 2023, figure 1, left).
+    """
+    cost_ratio = grid.cost_ratios[0]
+
+    def curve(alpha: float) -> Series:
+        times = [
+            generation_time(accepted_count_law(alpha, length), _NUM_TOKENS, length * cost_ratio + 1)
+            for length in grid.lengths
+        ]
+        band = [(float(time.mean) - time.deviation, float(time.mean) + time.deviation) for time in times]
+        return Series(f"alpha = {alpha:g}", list(grid.lengths), [float(time.mean) for time in times], band=band)
+
+    title = f"Time of {_NUM_TOKENS} tokens at cost ratio {cost_ratio:g}, with standard deviation"
+    return Chart(title, _LENGTH, "plain passes", tuple(map(curve, grid.alphas)), discrete=True)
+
+
 def best_length_curves(grid: Grid) -> Chart:
     """`best_length` over the cost ratio from 0.01 to 1, one curve per alpha."""
     ratios = [10 ** (-2 + 2 * step / _STEPS) for step in range(_STEPS + 1)]
@@ -148,6 +169,7 @@ CURVES: dict[str, Callable[[Grid], Chart]] = {
     "best-speed-up": best_speedup_curves,
     "operations": operations_curves,
     "yield": yield_curves,
+    "time": time_curves,
     "candidates": candidate_curves,
 }
 """Every plot by the name the command line gives it."""

@@ -6,9 +6,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.theory.acceptance import expected_tokens
+from paceline.theory.acceptance import accepted_count_law, expected_tokens
+from paceline.theory.generation_time import generation_time
 from paceline.theory.grid import Grid
 from paceline.theory.speedup import best_length, operations_factor, wall_time_factor
+
+_NUM_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,17 @@ def operations_table(grid: Grid) -> Table:
     return _by_length(title, grid, lambda a, g: float(operations_factor(a, g, ratio)))
 
 
+def deviation_table(grid: Grid) -> Table:
+    """Deviation of the `generation_time` of 128 tokens by alpha and speculation length, at the first cost ratio."""
+    cost_ratio = grid.cost_ratios[0]
+
+    def deviation(alpha: float, length: int) -> float:
+        return generation_time(accepted_count_law(alpha, length), _NUM_TOKENS, length * cost_ratio + 1).deviation
+
+    title = f"Standard deviation of the time of {_NUM_TOKENS} tokens, in plain passes, cost ratio {cost_ratio:g}"
+    return _by_length(title, grid, deviation)
+
+
 def best_length_table(grid: Grid) -> Table:
     """`best_length` and its speed-up, one row for each pair of cost ratio and alpha; scans past the grid's lengths."""
     pairs = [(cost_ratio, alpha) for cost_ratio in grid.cost_ratios for alpha in grid.alphas]
@@ -59,5 +73,6 @@ TABLES: dict[str, Callable[[Grid], Table]] = {
     "speed-up": speedup_table,
     "best-length": best_length_table,
     "operations": operations_table,
+    "deviation": deviation_table,
 }
 """Every table by the name the command line gives it."""
