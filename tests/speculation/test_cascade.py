@@ -73,6 +73,64 @@ def test_once_the_back_off_has_grown_it_stays_bounded():
     assert sum(length > 0 for _, length in seen) <= 160
 
 
+class ForgetsAfterATrial(Cascade):
+    """What it did before: any trial that paid starts the doubling again."""
+
+    def _settle(self) -> None:
+        super()._settle()
+        self._times_off = 0 if self.length else self._times_off
+
+
+def shares(policy: Cascade, alpha: float, cost_ratio: float, seed: int, steps: int = 20_000) -> tuple[float, ...]:
+    """Shares of trials and of set phases with drafts, and the slowdown, where tokens are accepted at random."""
+    rng, trials, kept, seconds, tokens = random.Random(seed), 0, 0, 0.0, 0
+    for _ in range(steps):
+        (length,) = policy.budgets([DraftStats()], BatchStats(1))
+        accepted = 0
+        while accepted < length and rng.random() < alpha:
+            accepted += 1
+        trials += policy.phase == "test"
+        kept += policy.phase == "set" and length > 0
+        seconds += 1 + cost_ratio * length
+        tokens += accepted + 1
+        outcome = RequestOutcome("r", num_new=accepted + 1, num_draft_tokens=length)
+        policy.observe(StepOutcome([outcome], seconds=StepSeconds(verifying=1 + cost_ratio * length)))
+    return trials / steps, kept / steps, seconds / tokens - 1
+
+
+def test_a_lucky_trial_does_not_end_the_back_off():
+    """The figures of docs/adaptive.md: the best length loses 4 %, and four steps cannot tell."""
+    seeds = range(6)
+    found = [shares(Cascade(), 0.3, 0.35, seed) for seed in seeds]
+    before = [shares(ForgetsAfterATrial(), 0.3, 0.35, seed) for seed in seeds]
+    bounds = [[round(100 * end(each), 1) for end in (min, max)] for each in zip(*found, strict=True)]
+    assert bounds == [[3.7, 5.7], [3.4, 5.8], [0.8, 1.1]]
+    bounds = [[round(100 * end(each), 1) for end in (min, max)] for each in zip(*before, strict=True)]
+    assert bounds == [[6.9, 11.1], [6.2, 11.4], [1.2, 2.1]]
+
+
+@pytest.mark.parametrize(("alpha", "cost_ratio"), [(0.5, 0.35), (0.8, 0.2)])
+def test_where_drafts_pay_a_longer_back_off_costs_nothing(alpha, cost_ratio):
+    ours, before = ([shares(make(), alpha, cost_ratio, seed)[2] for seed in range(6)]
+                    for make in (Cascade, ForgetsAfterATrial))  # fmt: skip
+    assert sum(ours) / 6 < -0.03
+    assert sum(ours) / 6 == pytest.approx(sum(before) / 6, abs=0.004)
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_only_a_set_phase_that_paid_starts_the_doubling_again(pays):
+    """By hand: off for 16 and 32 steps, a trial that pays, a phase that does or does not, then nothing pays."""
+    policy, bad = Cascade(), utility(0.1, 0.35)
+    run(policy, bad, 4 + 4 + 16 + 4 + 32)
+    assert (policy.phase, policy.length) == ("test", 1)
+    run(policy, lambda length: 1.5 if length == 1 else 1.0, 8)  # K = 1, then 2, which is worse
+    assert (policy.phase, policy.length) == ("set", 1)
+    run(policy, lambda length: 1.5 if pays else 0.9, 16)
+    seen = run(policy, bad, 400)
+    off = [len(list(steps)) for (phase, length), steps in groupby(seen) if phase == "set" and length == 0]
+    assert off[0] == (16 if pays else 64)
+
+
 def test_steps_that_read_prompts_or_did_nothing_say_nothing():
     policy = Cascade(base_steps=1)
     policy.observe(StepOutcome([RequestOutcome("r", num_new=1)], num_prefill_rows=8, seconds=StepSeconds(verifying=1)))

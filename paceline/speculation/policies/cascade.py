@@ -21,7 +21,8 @@ class Cascade(LengthPolicy):
     Benefit is tokens per step and cost seconds per step, both relative to steps without drafts, so U is the speed-up.
     Phase ``base`` measures steps without drafts; ``test`` tries a few lengths, moving in the direction in which U grew;
     ``set`` keeps the best one. When no length beats U = 1, drafts are off for a ``set`` phase that doubles each time,
-    up to `most_back_off` doublings: traffic changes, and a trial costs a few steps.
+    up to `most_back_off` doublings: traffic changes, and a trial costs a few steps. The doubling starts again after a
+    ``set`` phase that paid. A trial that paid is not enough: its few steps may have been lucky.
 
     Args:
         max_length: longest draft.
@@ -32,7 +33,8 @@ class Cascade(LengthPolicy):
             of the number of requests changes.
         tie: relative gain in U up to which no further length is tried.
         most_back_off: largest number of doublings of a set phase without drafts; 0 keeps set phases equally long. With
-            4, a workload for which drafts never pay spends 16 of 272 steps on trials.
+            4, a workload for which drafts never pay spends at most 16 of 272 steps on trials, plus those in which a
+            lucky trial's length is kept.
 
     State changes only in `observe`, which sees counts and seconds, never tokens.
     """
@@ -105,6 +107,8 @@ class Cascade(LengthPolicy):
             return
         if self._length == 0:
             self._base_rate, self._since_base = rate, 0
+        elif rate > self._base_rate:
+            self._times_off = 0
         if self._since_base >= self._refresh_every:
             self._begin("base", 0, self._base_steps)
         else:
@@ -136,7 +140,6 @@ class Cascade(LengthPolicy):
         """Start a set phase with the best length, or without drafts when no length has U above 1."""
         self._start = best = self._best()
         if self._utilities[best] > 1:
-            self._times_off = 0
             self._begin("set", best, self._set_steps)
             return
         steps = self._set_steps << self._times_off
