@@ -55,6 +55,27 @@ def kv_loads(prompt_tokens: int, chunk: int) -> int:
     return chunk * count * (count - 1) // 2 + prompt_tokens
 
 
+def gain_of_decodes(
+    ratio: Number, per_prefill_token: Number, per_decode: Number, decode_speedup: Number, chunk_loss: Number = 0
+) -> Number:
+    """(R p + d) / (R p (1 + l) + d / s): the gain in throughput where decodes get s times as fast and prompts slower.
+
+    It relates the last two columns of SARATHI's table 4. `PassTimes.gain` computes the same from passes, for every
+    ratio; at perfect coverage both agree.
+
+    Args:
+        ratio: R, prompt tokens per output token.
+        per_prefill_token, per_decode: p and d, when prompts and decodes run apart, in one unit.
+        decode_speedup: s.
+        chunk_loss: l, relative slowdown of prompts by chunks.
+    """
+    check_positive("ratio", ratio)
+    check_positive("decode_speedup", decode_speedup)
+    check_cost("chunk_loss", chunk_loss)
+    prefill = ratio * per_prefill_token
+    return (prefill + per_decode) / (prefill * (1 + chunk_loss) + per_decode / decode_speedup)
+
+
 @dataclass(frozen=True, slots=True)
 class PassTimes:
     """Seconds, in any unit, of the three kinds of passes (table 2 of the paper), and what follows from them.
@@ -113,7 +134,7 @@ class PassTimes:
         """
         check_positive("ratio", ratio)
         chunks = ratio / self.chunk
-        riding = min(1, chunks * (self.batch - 1))
+        riding = min(Fraction(1), chunks * (self.batch - 1))
         mixed = riding / (self.batch - 1)
         alone = (chunks - mixed) * self.prefill_only + (1 - riding) * self.per_decode
         return (ratio + 1) / (mixed * self.decode_maximal + alone)
