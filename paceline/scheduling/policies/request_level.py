@@ -6,7 +6,9 @@ from paceline.scheduling.step import StepBuilder
 class RequestLevel:
     """Static batches, the baseline of Orca (Yu et al. 2022, section 2): late requests wait, finished ones leave gaps.
 
-    Memory for the longest outputs is reserved. Prompts that do not fit into one pass are split into chunks.
+    A finished request is returned at once and has no further rows. In Orca's baseline it is computed on and returned
+    when the batch ends, so this one is the faster of the two. Memory for the longest outputs is reserved. Prompts that
+    do not fit into one pass are split into chunks.
     """
 
     def fill(self, step: StepBuilder) -> None:
