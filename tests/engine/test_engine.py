@@ -68,6 +68,19 @@ def test_a_seeded_request_with_a_tree_says_the_same_alone_and_in_company(engine_
     assert texts(together[2:3]) == texts(run_all(engine_for(draft), PROMPTS[2:3], SAMPLED))
 
 
+@pytest.mark.parametrize("options", [{}, {"tree": "dynamic"}, {"tree": "sampled"}], ids=str)
+def test_rejection_sampling_accepts_all_of_the_target_itself_and_keeps_greedy_texts(engine_for, options):
+    """Where q = p, M = 1. A chosen node is accepted only where the target's law is one-hot too."""
+    draft = {"method": "draft_model", "model": "random-0", "rule": "rejection_sampling", "policy": "fixed"}
+    engine = draft | {"num_draft_tokens": 3, "options": options}
+    greedy = run_all(engine_for(engine), params=GREEDY)
+    assert texts(greedy) == texts(run_all(engine_for(), params=GREEDY))
+    assert all(output.stats.acceptance_length > 1.5 for output in greedy)
+    if options.get("tree") != "dynamic":
+        drawn = [output.stats for output in run_all(engine_for(engine), params=SAMPLED)]
+        assert sum(stats.num_accepted_tokens for stats in drawn) > 0 == sum(stats.num_rejections for stats in drawn)
+
+
 def test_greedy_and_sampled_requests_share_a_tree_drafter(engine_for):
     """Each says what it says alone, and every tree is accepted whole in places: the draft is the target itself."""
     draft = {"method": "draft_model", "model": "random-0", "policy": "fixed", "options": {"tree": "dynamic"}}

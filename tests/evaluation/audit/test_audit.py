@@ -100,7 +100,10 @@ def test_a_rule_that_tosses_the_wrong_coin_fails_the_enumeration(tiny):
         [case], {"tampered": lambda tree, target, randomness, at: verify(tree, target, Tampered(randomness), at)}
     )
     assert wrong.verdict == "LOSSY"
-    assert rule_check([case], {name: resolve(name) for name in ("p/q", "block", "auto")}).verdict == "PROVED"
+    assert (
+        rule_check([case], {name: resolve(name) for name in ("p/q", "block", "rejection_sampling", "auto")}).verdict
+        == "PROVED"
+    )
 
 
 def test_a_model_whose_rows_depend_on_their_company_is_numeric(tiny, monkeypatch):
