@@ -5,7 +5,7 @@ and not for heads, where unknown keys are errors (`heads/strict.py`).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import ItemsView, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from paceline.errors import UnsupportedModel
@@ -30,6 +30,10 @@ class Fields:
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
+
+    def items(self) -> ItemsView[str, Any]:
+        """The keys and their unchecked values."""
+        return self._values.items()
 
     def is_null(self, name: str) -> bool:
         """Whether the file has null: for the few settings where null means "none" rather than the default."""

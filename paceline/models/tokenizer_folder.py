@@ -1,7 +1,7 @@
 """The tokenizer of a model folder.
 
-``tokenizer.json`` holds the pipeline, ``tokenizer_config.json`` the names of special tokens and the chat template. Not
-for encoding or decoding (`tokenizer.py`).
+``tokenizer.json`` holds the pipeline, ``tokenizer_config.json`` the names of special tokens, further tokens
+(`added_tokens.py`), and the chat template. Not for encoding or decoding (`tokenizer.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,21 +11,21 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import CorruptWeights, UnsupportedModel
+from paceline.models.added_tokens import NAMED_TOKENS, add_declared_tokens
 from paceline.models.fields import Fields, is_text, refuse, shown
 from paceline.models.json_file import read_json, read_text
 from paceline.models.tokenizer import Scheme, Tokenizer
 
 _DEEPEST = 8
 """Deepest nesting of decoders."""
-_FURTHER_TOKENS = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Special tokens besides the first and the last that chat templates may name."""
 
 
 def tokenizer_from_folder(folder: Path) -> Tokenizer:
     """Read the tokenizer in `folder`.
 
     Raises:
-        UnsupportedModel: there is no ``tokenizer.json``, or its tokens do not spell bytes in a known way.
+        UnsupportedModel: there is no ``tokenizer.json``, its tokens do not spell bytes in a known way, or the tokens
+            declared elsewhere do not fit it.
         CorruptWeights: one of the files is damaged.
     """
     path = folder / "tokenizer.json"
@@ -43,12 +43,13 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
     decoders = list(_steps(pipeline.get("decoder")))
     settings_path = folder / "tokenizer_config.json"
     fields = Fields(read_json(settings_path) if settings_path.is_file() else {})
+    add_declared_tokens(backend, fields, folder)
     return Tokenizer(
         backend,
         _scheme(decoders, path),
         bos_token=_token_text(fields, "bos_token"),
         eos_token=_token_text(fields, "eos_token"),
-        further_tokens={name: text for name in _FURTHER_TOKENS if (text := _token_text(fields, name))},
+        further_tokens={name: text for name in NAMED_TOKENS[2:] if (text := _token_text(fields, name))},
         chat_template=_chat_template(folder, fields),
         tool_template=_tool_template(folder, fields),
         strips_space=any(_strips_space(step) for step in decoders),

@@ -67,7 +67,10 @@ def make_bases(home: Path) -> tuple[Path, Path]:
     tensors = {name: checkpoint.tensor(name) for name in checkpoint.names()}
     save_file(tensors, folder / "a.safetensors")
     backend.save(str(folder / "tokenizer.json"))
-    settings = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "{{ messages[0].content }}"}
+    settings = {
+        "bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "{{ messages[0].content }}",
+        "added_tokens_decoder": {"2": {"content": "</s>", "special": True}}, "extra_special_tokens": ["<s>"],
+    }  # fmt: skip
     for name, values in {
         "config.json": LLAMA | {"vocab_size": vocab_size}, "generation_config.json": {"eos_token_id": 2},
         "model.safetensors.index.json": {"weight_map": dict.fromkeys(tensors, "a.safetensors")},
