@@ -17,6 +17,7 @@ from paceline.cli.train_draft import draft
 from paceline.cli.train_head import head
 from paceline.cli.train_joint import joint
 from paceline.cli.train_memory import memory
+from paceline.extras import check_torch
 from paceline.types import SamplingParams
 
 app = typer.Typer(help="Train small parts on your own model and prompts.", no_args_is_help=True)
@@ -61,6 +62,7 @@ def disco(
         paceline generate -m target.gguf -d draft_model --draft-model small.gguf --policy disco --policy-option \
 classifier=disco.json --compare "def fibonacci(n):"
     """
+    check_torch("train disco")
     from paceline.config import EngineConfig, SpeculativeConfig
     from paceline.disk import check_file, writing
     from paceline.engine.build import build_engine, load

@@ -15,6 +15,7 @@ from paceline.cli.prompts import prompt_ids, read_prompts, read_text
 from paceline.cli.terminal import messages, progress_bars
 from paceline.config import EngineConfig
 from paceline.errors import InvalidParameter
+from paceline.extras import check_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -76,6 +77,7 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        check_torch("train")
 
     def text(self) -> "TextJob":
         """The `TextJob` of the options; by default in a cache shared by all commands for the model."""

@@ -16,6 +16,7 @@ from paceline.engine.profiles import find_profile
 from paceline.engine.quick_profile import quick_profile
 from paceline.engine.speculation import Speculation
 from paceline.errors import InvalidParameter, UnsupportedModel, warn_safely
+from paceline.extras import check_executor
 from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, LooksAhead, LooksUp
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
@@ -46,6 +47,7 @@ def load(name: str, config: EngineConfig, progress: NamedProgress = silent) -> L
             executors.
     """
     check_threads(config.num_threads)
+    check_executor(config.chosen_executor)
     source = resolve_model(name, progress=lambda done, total: progress(f"fetching {name}", done, total))
     return LoadedModel(source, load_executor(source.checkpoint, config, name, progress))
 

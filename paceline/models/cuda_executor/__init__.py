@@ -4,6 +4,10 @@ Runs on CPU tensors as well, for tests; a "graph" is then the function itself. T
 used.
 """
 
-from paceline.models.cuda_executor.model import CudaModel
+from paceline.extras import check_executor
+
+check_executor("cuda")
+
+from paceline.models.cuda_executor.model import CudaModel  # noqa: E402
 
 __all__ = ["CudaModel"]

@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
-from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel, error_text
+from paceline.errors import CorruptWeights, UnsupportedModel, error_text
+from paceline.extras import check_torch
 from paceline.models.bfloat16 import from_bfloat16, to_bfloat16
 
 Storage = Literal["float32", "bfloat16", "int8"]
@@ -57,13 +58,10 @@ def read_pickle(path: Path) -> dict[str, np.ndarray]:
         UnsupportedModel: the file holds anything but tensors.
         CorruptWeights: it cannot be read.
     """
-    try:
-        import torch
-    except ImportError:
-        raise InvalidParameter(
-            str(path), "is a PyTorch file, which needs torch", "pip install 'paceline[torch]', or use safetensors"
-        ) from None
+    check_torch(f"{path}: a PyTorch file", "use safetensors")
     from pickle import UnpicklingError
+
+    import torch
 
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)

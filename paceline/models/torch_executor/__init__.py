@@ -3,15 +3,10 @@
 Torch is imported here and in `cuda_executor/`, which builds on this, and nowhere else in `models/`.
 """
 
-from paceline.errors import InvalidParameter
+from paceline.extras import check_executor
 
-try:
-    import torch  # noqa: F401
-except ImportError:
-    raise InvalidParameter(
-        "executor", "torch is not installed", "run pip install 'paceline[torch]', or use executor='numba'"
-    ) from None
+check_executor("torch")
 
-from paceline.models.torch_executor.model import TorchModel
+from paceline.models.torch_executor.model import TorchModel  # noqa: E402
 
 __all__ = ["TorchModel"]

@@ -1,0 +1,28 @@
+"""Packages that only some features need: a missing one is an error that names the extra with it."""
+
+from importlib.util import find_spec
+
+from paceline.errors import InvalidParameter
+
+
+def check_torch(field: str, instead: str = "", extra: str = "torch") -> None:
+    """Check that torch can be imported, without importing it, for what `field` names.
+
+    Args:
+        instead: what can be done without torch, after "or"; empty where nothing can.
+        extra: the extra of ours that brings torch for this use.
+
+    Raises:
+        InvalidParameter: torch is not installed.
+    """
+    if find_spec("torch") is None:
+        remedy = f"run pip install 'paceline[{extra}]'" + (f", or {instead}" if instead else "")
+        raise InvalidParameter(field, "needs torch, which is not installed", remedy)
+
+
+def check_executor(executor: str) -> None:
+    """Check that the executor called `executor` has what it needs. Raises InvalidParameter as `check_torch`."""
+    if executor == "torch":
+        check_torch("executor 'torch'", "use executor='numba'")
+    elif executor == "cuda":
+        check_torch("executor 'cuda'", "leave device and executor out to run on the CPU", extra="cuda")
