@@ -6,6 +6,7 @@ for the contents of files.
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +82,12 @@ def check_placed_file(field: str, path: Path) -> Path:
     if not folder.exists():
         raise InvalidParameter(field, f"the folder {folder} does not exist", "make it, or name another place")
     return check_file(field, path)
+
+
+def check_room(folder: Path, num_bytes: float) -> None:
+    """Raise OSError (ENOSPC), as a write would, where the disk of `folder` has less than `num_bytes` free."""
+    if shutil.disk_usage(folder).free < num_bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def whole_lines(path: Path) -> list[str]:

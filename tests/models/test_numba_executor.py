@@ -172,7 +172,7 @@ def test_progress_is_told_and_ends_complete():
 
 
 def test_a_full_disk_leaves_nothing_behind(own_weight_cache, monkeypatch):
-    monkeypatch.setattr(weights.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10}))
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 10}))
     before = sorted(own_weight_cache.rglob("*"))
     with pytest.raises(PacelineError, match=r"PACELINE_CACHE.*disk is full.*free some space"):
         weights.load_weights(RandomCheckpoint(small_config(), 9), "bfloat16")

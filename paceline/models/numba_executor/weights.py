@@ -4,15 +4,13 @@
 later loads map the files. Not for where they are kept (`conversions.py`) or for file formats (`models/checkpoint.py`).
 """
 
-import errno
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from paceline.disk import check_room
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.bfloat16 import to_bfloat16
 from paceline.models.cache_dir import cache_dir
@@ -159,7 +157,8 @@ def convert(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress
     """Write one .npy file per array of `forward.Weights`."""
     config, shape = checkpoint.config, shape_of(checkpoint.config)
     matrices = _matrices(config, shape)
-    _reserve(folder, sum(m.elements for m in matrices) * np.dtype(STORED.get(dtype, np.uint8)).itemsize)
+    num_bytes = sum(m.elements for m in matrices) * np.dtype(STORED.get(dtype, np.uint8)).itemsize
+    check_room(folder, num_bytes * 1.02)  # writing to a memory map on a full disk would crash the process
     total, done = sum(len(m.parts) for m in matrices) + 1, 0
 
     def step() -> None:
@@ -190,12 +189,6 @@ def _write_panels(
         panels[index * columns * depth : (index + 1) * columns * depth] = pack(stored)
         scales[index * columns : index * columns + len(row_scales)] = row_scales
         step()
-
-
-def _reserve(folder: Path, num_bytes: int) -> None:
-    """Raise OSError early if the disk is too full: writing to a memory map would crash the process later."""
-    if shutil.disk_usage(folder).free < num_bytes * 1.02:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _new_array(path: Path, dtype: type, size: int) -> np.ndarray:
