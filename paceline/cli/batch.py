@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paceline.cli import options as o
 from paceline.cli.serve import need_extras
@@ -83,18 +82,18 @@ async def _run(model: str, speculative: Any, engine: dict[str, Any], requests: l
     front = Front(backend, Settings(max_running=engine["max_num_seqs"], max_queue=1 << 20))
     for request in requests:
         request["body"]["model"] = model
-    columns = TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    num_failed = 0
+    num_written, num_failed = 0, 0
     try:
-        with target.open("a", encoding="utf-8") as out, Progress(*columns, console=messages) as bar:
-            task = bar.add_task("answers", total=len(requests))
+        with target.open("a", encoding="utf-8") as out, progress_bars() as progress:
+            progress("answers", 0, len(requests))
 
             def write(line: dict[str, Any]) -> None:
-                nonlocal num_failed
+                nonlocal num_written, num_failed
+                num_written += 1
                 num_failed += line["response"]["status_code"] != 200
                 out.write(json.dumps(line, ensure_ascii=False) + "\n")
                 out.flush()
-                bar.advance(task)
+                progress("answers", num_written, len(requests))
 
             await run_batch(front, requests, write)
     finally:

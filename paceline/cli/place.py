@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.cli import case_options as c
 from paceline.cli.durations import seconds_of
 from paceline.cli.groups import grouped
-from paceline.cli.terminal import messages, progress_bars, show_table
+from paceline.cli.terminal import TitledBar, messages, progress_bars, show_table
 from paceline.cli.terminal import output as standard_output
 from paceline.errors import InvalidParameter
 
@@ -294,12 +293,6 @@ def _explained(case: "Case", made: "Plan") -> "Explanation":
 @contextmanager
 def _progress():
     """A bar on standard error that shows how far the search is and the best attainment so far."""
-    columns = (
-        TextColumn("planning", markup=False),
-        BarColumn(),
-        TextColumn("best {task.fields[best]:.2%}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=messages, transient=True) as bars:
-        task = bars.add_task("planning", total=1.0, best=0.0)
-        yield lambda share, best: bars.update(task, completed=share, best=best)
+    with progress_bars() as progress:
+        bar = TitledBar(progress)
+        yield lambda share, best: bar(f"planning, best {best:.2%}", int(1000 * share), 1000)

@@ -4,9 +4,12 @@ Standard output is for answers, JSON, and tables that were asked for; standard e
 beside an answer. Model names, prompts, paths and errors come from elsewhere: `[/red]` in them is printed as it stands.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
+from threading import Event, Thread
 from typing import Any
 
 from rich.cells import cell_len
@@ -88,8 +91,13 @@ class _Left(ProgressColumn):
 def progress_bars() -> Iterator[NamedProgress]:
     """Bars on standard error that vanish at the end; call what it gives with (what, done, total).
 
-    Work in one piece (a total of 1) shows a moving bar without a share, and a bar that is done goes.
+    Work in one piece (a total of 1) shows a moving bar without a share, and a bar that is done goes. Where standard
+    error is no terminal, a plain line every half minute takes the place of the bars.
     """
+    if not messages.is_terminal:
+        with _progress_lines() as lines:
+            yield lines
+        return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Share(), TimeElapsedColumn(), _Left())
     with Progress(*columns, console=messages, transient=True) as bars:
         tasks: dict[str, Any] = {}
@@ -101,3 +109,76 @@ def progress_bars() -> Iterator[NamedProgress]:
             bars.update(tasks[what], completed=done, total=known, visible=done < total)
 
         yield progress
+
+
+@contextmanager
+def _progress_lines(seconds: float = 30.0) -> Iterator[NamedProgress]:
+    """As `progress_bars`, for a file or pipe: a line every so many `seconds`, also while nothing is reported."""
+    lines, ended = ProgressLines(), Event()
+
+    def tell() -> None:
+        while not ended.wait(seconds):
+            if line := lines.line():
+                messages.print(line, soft_wrap=True)
+
+    teller = Thread(target=tell, name="paceline-progress", daemon=True)
+    teller.start()
+    try:
+        yield lines
+    finally:
+        ended.set()
+        teller.join()
+
+
+@dataclass(slots=True)
+class _Work:
+    """Work that was reported: when it began and with how much done, and how far it is."""
+
+    began: float
+    first: int
+    done: int
+    total: int
+
+
+class ProgressLines:
+    """What was reported last and is not done, as a line: "text written: 40 %, 1:30 passed, about 2:15 left"."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._began = clock, clock()
+        self._work: dict[str, _Work] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        work = self._work.pop(what, None) or _Work(self._clock(), done, done, total)
+        work.done, work.total = done, total
+        if done < total:
+            self._work[what] = work  # at the end: reported last
+
+    def line(self) -> str | None:
+        """The line; None where no work is unfinished."""
+        if not self._work:
+            return None
+        what, work = next(reversed(list(self._work.items())))
+        now = self._clock()
+        share = f"{100 * work.done / work.total:.0f} %, " if work.total > 1 else ""
+        gained = work.done - work.first
+        left = (now - work.began) * (work.total - work.done) / gained if gained > 0 else None
+        ending = "" if left is None else f", about {_minutes(left)} left"
+        return f"{what}: {share}{_minutes(now - self._began)} passed{ending}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+class TitledBar:
+    """A bar of `progress_bars` whose title changes, with the latest figure in it."""
+
+    def __init__(self, progress: NamedProgress) -> None:
+        self._progress, self._title = progress, ""
+
+    def __call__(self, title: str, done: int, total: int) -> None:
+        """Show (done, total) under `title`."""
+        if self._title not in ("", title):
+            self._progress(self._title, 1, 1)
+        self._title = title
+        self._progress(title, done, total)

@@ -12,7 +12,7 @@ from paceline.cli import options as o
 from paceline.cli.case_options import check_seed
 from paceline.cli.durations import seconds_of
 from paceline.cli.prompts import prompt_ids, read_prompts, read_text
-from paceline.cli.terminal import messages, progress_bars
+from paceline.cli.terminal import TitledBar, messages, progress_bars
 from paceline.config import EngineConfig
 from paceline.errors import InvalidParameter
 from paceline.extras import check_torch
@@ -211,14 +211,11 @@ class TrainingBar:
     """Shows updates, and the latest EAL in the bar's name."""
 
     def __init__(self, progress: "NamedProgress") -> None:
-        self._progress, self._name = progress, "training"
+        self._bar = TitledBar(progress)
 
     def __call__(self, now: "Progress") -> None:
-        name = f"training (EAL {now.curve[-1]['eal']:.2f})" if now.curve else "training"
-        if name != self._name:
-            self._progress(self._name, 1, 1)
-            self._name = name
-        self._progress(name, now.step, max(now.num_steps, now.step + 1))
+        title = f"training (EAL {now.curve[-1]['eal']:.2f})" if now.curve else "training"
+        self._bar(title, now.step, max(now.num_steps, now.step + 1))
 
 
 def figure(tokens: float) -> str:

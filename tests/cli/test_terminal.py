@@ -2,6 +2,8 @@
 
 import io
 import re
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,16 @@ from rich.table import Table
 
 from paceline.cli import terminal as cli_terminal
 from paceline.cli.show import TokenPrinter, verdict, why_cut, why_short
-from paceline.cli.terminal import _Left, messages, output, show_table, tell_waiting
+from paceline.cli.terminal import (
+    ProgressLines,
+    TitledBar,
+    _Left,
+    messages,
+    output,
+    progress_bars,
+    show_table,
+    tell_waiting,
+)
 from paceline.cli.train_options import training_bars
 from paceline.types import TokenOutput
 
@@ -168,3 +179,86 @@ def test_an_ended_training_says_how_to_go_on():
     with messages.capture() as capture, pytest.raises(KeyboardInterrupt), training_bars():
         raise KeyboardInterrupt("3 updates are kept; start the same command again to go on")
     assert "3 updates are kept" in capture.get()
+
+
+def test_a_line_says_what_goes_on_how_far_it_is_and_how_long_it_takes():
+    now = 100.0
+    lines = ProgressLines(lambda: now)
+    assert lines.line() is None
+    lines("fetching", 0, 200)
+    now += 30
+    assert lines.line() == "fetching: 0 %, 0:30 passed"
+    lines("fetching", 50, 200)
+    assert lines.line() == "fetching: 25 %, 0:30 passed, about 1:30 left"
+    lines("preparing kernels", 0, 1)
+    now += 45
+    assert lines.line() == "preparing kernels: 1:15 passed"
+    lines("preparing kernels", 1, 1)
+    assert str(lines.line()).startswith("fetching: 25 %")
+    lines("fetching", 200, 200)
+    assert lines.line() is None
+
+
+def test_the_time_left_counts_from_where_a_resumed_run_began():
+    now = 0.0
+    lines = ProgressLines(lambda: now)
+    lines("training", 90, 100)
+    now = 60.0
+    lines("training", 95, 100)
+    assert lines.line() == "training: 95 %, 1:00 passed, about 1:00 left"
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What goes to standard error, which is a terminal or not; lines come every millisecond."""
+
+    def start(terminal, seconds=0.001):
+        console = screen(200, terminal=terminal)
+        monkeypatch.setattr(cli_terminal, "messages", console)
+        slow = cli_terminal._progress_lines
+        monkeypatch.setattr(cli_terminal, "_progress_lines", lambda: slow(seconds))
+        return console.file.getvalue
+
+    return start
+
+
+def wait_for(condition):
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.001)
+    return condition()
+
+
+def test_a_file_gets_plain_lines_even_while_nothing_is_reported(told):
+    shown = told(terminal=False)
+    with progress_bars() as progress:
+        progress("converting [x]", 1, 4)
+        assert wait_for(lambda: shown().count("\n") >= 3)
+    lines = shown().splitlines()
+    assert all(re.fullmatch(r"converting \[x\]: 25 %, \d+:\d\d passed", line) for line in lines), lines
+    assert "\x1b" not in shown()
+
+
+def test_quick_work_says_nothing_to_a_file_and_lines_end_with_the_work(told):
+    shown = told(terminal=False, seconds=3600)
+    with progress_bars() as progress:
+        progress("quick", 0, 2)
+        progress("quick", 2, 2)
+    assert shown() == ""
+    assert "paceline-progress" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_terminal_gets_bars_and_no_lines(told):
+    shown = told(terminal=True)
+    with progress_bars() as progress:
+        progress("converting", 1, 4)
+        assert wait_for(lambda: "converting" in shown())
+    assert "25 %" in shown() and "passed" not in shown()
+
+
+def test_a_bar_changes_its_title():
+    seen = []
+    bar = TitledBar(lambda *now: seen.append(now))
+    for title, done in (("training", 0), ("training", 1), ("training (EAL 1.20)", 2)):
+        bar(title, done, 9)
+    assert seen == [("training", 0, 9), ("training", 1, 9), ("training", 1, 1), ("training (EAL 1.20)", 2, 9)]
