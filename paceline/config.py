@@ -11,7 +11,7 @@ from os import PathLike
 from typing import Any, Literal, TypeVar
 
 from paceline.errors import InvalidParameter
-from paceline.vllm_names import ENGINE, SPECULATIVE, constructor_knows_vllm, refuse
+from paceline.vllm_names import ENGINE, SPECULATIVE, constructor_knows_vllm, in_our_words, refuse
 
 Executor = Literal["auto", "numba", "torch", "cuda"]
 SchedulerName = Literal["stall_free", "sarathi", "orca", "request_level"]
@@ -76,6 +76,8 @@ class SpeculativeConfig:
     def of(cls, value: "str | Mapping[str, Any] | SpeculativeConfig | None") -> "SpeculativeConfig | None":
         """The config for a method's name, a mapping of fields or a config; None for None, "none" and "plain".
 
+        A mapping may have the keys of vLLM's ``speculative_config``.
+
         Raises:
             InvalidParameter: it is none of these, or a field has a value that cannot be used.
         """
@@ -85,6 +87,7 @@ class SpeculativeConfig:
             return value
         if not isinstance(value, Mapping):
             raise InvalidParameter("speculative", f"{value!r} is no drafter", "give a name, or a mapping with a method")
+        value = in_our_words(value)
         if "method" not in value:
             raise InvalidParameter("method", "is missing in speculative", "name a drafter, e.g. 'ngram'")
         return from_mapping(cls, value)

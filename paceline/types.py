@@ -172,6 +172,11 @@ class CompletionOutput:
     num_forced_tokens: int = 0
     stop_reason: str | int | None = None
 
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The sum of the log-probabilities of `token_ids`; None unless log-probabilities were asked for."""
+        return None if self.logprobs is None else sum(each.logprob for each in self.logprobs)
+
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:

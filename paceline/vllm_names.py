@@ -1,7 +1,7 @@
 """Names of vLLM's interface that users bring along and that are called otherwise here, or not supported.
 
-They end in InvalidParameter with the remedy instead of "unexpected keyword argument". Names that mean the same in both
-are not listed.
+They end in InvalidParameter with the remedy instead of "unexpected keyword argument" or "No such option". Names that
+mean the same in both are not listed. A mapping that says how to draft may have vLLM's keys.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +23,8 @@ SAMPLING = {
     "truncate_prompt_tokens": "cut the token ids of the prompt",
     "logits_processors": "use logit_bias, bad_words, allowed_token_ids or structured_outputs",
     "best_of": "use n, and choose by logprobs",
+    "length_penalty": "leave it out: it weighs the hypotheses of beam search, which there is not",
+    "extra_args": "leave it out: a request has the fields of SamplingParams alone",
     "output_kind": "leave it out; LLM.stream gives tokens one by one",
 }
 """Fields of vLLM's SamplingParams, with what to do instead."""
@@ -31,7 +33,7 @@ SPECULATIVE = {
     "num_speculative_tokens": "use num_draft_tokens",
     "prompt_lookup_max": "use options={'prompt_lookup_max': ...}",
     "prompt_lookup_min": "use options={'prompt_lookup_min': ...}",
-    "draft_tensor_parallel_size": _IGNORED,
+    "draft_tensor_parallel_size": "use options={'draft_tensor_parallel_size': ...}",
 }
 """Keys of vLLM's speculative_config."""
 
@@ -59,6 +61,66 @@ CALL = {
     "prompt_token_ids": "give the ids as prompts",
 }
 """Arguments of vLLM's LLM.generate and LLM.chat."""
+
+
+COMMAND_LINE = {
+    name: remedy for name, remedy in {**SAMPLING, **ENGINE}.items() if remedy.startswith("leave it out")
+} | {
+    "speculative_config": "use --draft METHOD, with --draft-model, --num-draft-tokens and --draft-option NAME=VALUE",
+    "num_speculative_tokens": "use --num-draft-tokens",
+    "speculative_model": "use --draft draft_model --draft-model MODEL",
+    "speculative_draft_tensor_parallel_size": "use --draft-option draft_tensor_parallel_size=N",
+    "prompt_lookup_max": "use --draft-option prompt_lookup_max=N",
+    "prompt_lookup_min": "use --draft-option prompt_lookup_min=N",
+    "ngram_prompt_lookup_max": "use --draft-option prompt_lookup_max=N",
+    "ngram_prompt_lookup_min": "use --draft-option prompt_lookup_min=N",
+    "gpu_memory_utilization": "use --kv-cache-memory-bytes, the memory of keys and values",
+    "enable_prefix_caching": "leave it out: common prefixes are computed once",
+    "quantization": "use --dtype, e.g. --dtype int8",
+    "disable_log_requests": _IGNORED,
+    "enable_auto_tool_choice": "leave it out: tools are always known",
+    "seed": "give a seed in each request",
+}
+"""Options of vLLM's command line, with underscores; what it shares with the tables above has the same remedy."""
+
+_OPTIONS_OF_DRAFTERS = ("prompt_lookup_max", "prompt_lookup_min", "draft_tensor_parallel_size")
+
+
+def refuse_option(written: str) -> None:
+    """Raise InvalidParameter with its remedy if `written`, an option without its value, is one of vLLM's."""
+    name = written.removeprefix("--").replace("-", "_")
+    for known in (name, name.removeprefix("no_")):
+        if known in COMMAND_LINE:
+            raise InvalidParameter(written, "is vLLM's, and not known here", COMMAND_LINE[known])
+
+
+def in_our_words(speculative: Mapping[str, Any]) -> dict[str, Any]:
+    """A mapping that says how to draft, with our names for vLLM's keys.
+
+    As in vLLM, a `model` without a `method` says what kind of draft it is.
+
+    Raises:
+        InvalidParameter: a key is given in both spellings.
+    """
+    found = dict(speculative)
+    if "num_speculative_tokens" in found:
+        _move(found, "num_speculative_tokens", found, "num_draft_tokens")
+    if moved := [name for name in _OPTIONS_OF_DRAFTERS if name in found]:
+        given = found.get("options", {})
+        if not isinstance(given, Mapping):
+            raise InvalidParameter("options", f"{given!r} is no mapping", "give e.g. {'name': value}")
+        found["options"] = options = dict(given)
+        for name in moved:
+            _move(found, name, options, name)
+    if found.get("model") is not None:
+        found.setdefault("method", "auto")
+    return found
+
+
+def _move(values: dict[str, Any], name: str, to: dict[str, Any], ours: str) -> None:
+    if ours in to:
+        raise InvalidParameter(name, f"is vLLM's word for {ours}, which is given too", "leave one of the two out")
+    to[ours] = values.pop(name)
 
 
 def refuse(given: Iterable[str], table: Mapping[str, str]) -> None:

@@ -61,8 +61,14 @@ def test_names_for_plain_decoding():
     [
         (lambda: from_mapping(EngineConfig, {"speculative_config": {}}), "speculative_config", "use speculative"),
         (lambda: from_mapping(EngineConfig, {"gpu_memory_utilization": 0.9}), "gpu_memory_utilization", "memory_fract"),
-        (lambda: SpeculativeConfig.of({"method": "ngram", "num_speculative_tokens": 4}), "num_speculative_tokens",
-         "num_draft_tokens"),
+        (lambda: SpeculativeConfig.of({"method": "ngram", "num_speculative_tokens": 4, "num_draft_tokens": 4}),
+         "num_speculative_tokens", "leave one of the two out"),
+        (lambda: SpeculativeConfig.of({"method": "ngram", "prompt_lookup_max": 4, "options": {"prompt_lookup_max": 4}}),
+         "prompt_lookup_max", "leave one of the two out"),
+        (lambda: SpeculativeConfig.of({"method": "ngram", "prompt_lookup_max": 4, "options": 5}), "options", "e.g."),
+        (lambda: SpeculativeConfig.of({"num_speculative_tokens": 4}), "method", "name a drafter"),
+        (lambda: SpeculativeConfig.of({"method": "ngram", "speculative_token_tree": "[]"}), "speculative_token_tree",
+         "use one of"),
         (lambda: SpeculativeConfig("ngram", num_speculative_tokens=4), "num_speculative_tokens", "num_draft_tokens"),
         (lambda: EngineConfig(dtype="half"), "dtype", "float16"),
         (lambda: from_mapping(EngineConfig, {"max_num_sequences": 3}), "max_num_sequences", "mean max_num_seqs"),
@@ -73,3 +79,21 @@ def test_names_that_others_use_are_refused_with_ours(make, field, remedy):
     with pytest.raises(InvalidParameter) as caught:
         make()
     assert caught.value.field == field and remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("vllms", "ours"),
+    [
+        ({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 2},
+         SpeculativeConfig("ngram", 4, options={"prompt_lookup_max": 5, "prompt_lookup_min": 2})),
+        ({"model": "small", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1},
+         SpeculativeConfig("auto", 3, "small", options={"draft_tensor_parallel_size": 1})),
+        ({"method": "draft_model", "model": "small", "options": {"dtype": "int8"}, "draft_tensor_parallel_size": 2},
+         SpeculativeConfig("draft_model", model="small", options={"dtype": "int8", "draft_tensor_parallel_size": 2})),
+        ({"method": "ngram"}, SpeculativeConfig("ngram")),
+    ],
+)  # fmt: skip
+def test_a_mapping_may_have_vllms_keys(vllms, ours):
+    before = repr(vllms)
+    assert SpeculativeConfig.of(vllms) == ours
+    assert repr(vllms) == before  # the caller's mapping is as it was

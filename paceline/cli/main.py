@@ -8,16 +8,33 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
+from typer.core import TyperGroup
 
 from paceline.cli.terminal import messages, tell_warning
 from paceline.errors import PacelineError
+from paceline.vllm_names import refuse_option
+
+
+class _Commands(TyperGroup):
+    """The commands; options that vLLM has and we have not are refused with what to write instead."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. Raises InvalidParameter for an option of vLLM's."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if type(error).__name__ == "NoSuchOption":  # click's; newer versions of typer have click inside
+                refuse_option(error.option_name)  # type: ignore[attr-defined]
+            raise
+
 
 app = typer.Typer(
     name="paceline",
+    cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,

@@ -60,7 +60,8 @@ class LLM:
     Args:
         model: built-in name (``smollm2-135m``), GGUF file, safetensors folder or hub id.
         speculative: how to draft: a method's name (``"ngram"``), a mapping or `SpeculativeConfig`; ``"auto"`` chooses a
-            method, None is plain decoding.
+            method, None is plain decoding. vLLM's name for it, `speculative_config`, and the keys of its mapping are
+            taken too.
         progress: called with (what, done, total) while the model is fetched, converted and warmed up.
         engine: fields of `EngineConfig`, e.g. ``dtype="int8"``.
 
@@ -83,6 +84,11 @@ class LLM:
     ) -> None:
         if not isinstance(model, str | PathLike):
             raise InvalidParameter("model", f"{model!r} is no name", "give a built-in name, a path or a hub id")
+        if "speculative_config" in engine:
+            if speculative != AUTO:
+                problem = "is vLLM's word for speculative, which is given too"
+                raise InvalidParameter("speculative_config", problem, "leave one of the two out")
+            speculative = engine.pop("speculative_config")
         model, config = str(model), from_mapping(EngineConfig, engine)
         wanted = SpeculativeConfig.of(speculative)
         _start_compiler(model, config)
@@ -170,6 +176,10 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         """The target's tokenizer."""
         return self._loaded.source.tokenizer
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The target's tokenizer, as `tokenizer`: vLLM's name for it."""
+        return self.tokenizer
 
     @property
     def loaded(self) -> LoadedModel:

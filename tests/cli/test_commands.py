@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -10,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from paceline.cli import options
@@ -269,3 +271,34 @@ run()
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["generate", "--speculative-config", "{}", "hi"], "--speculative-config: is vLLM's.*use --draft METHOD"),
+        (["generate", "--enforce-eager", "hi"], "--enforce-eager: .*leave it out"),
+        (["serve", "--gpu-memory-utilization=0.9"], "--gpu-memory-utilization: .*use --kv-cache-memory-bytes"),
+        (["serve", "--no-enable-prefix-caching"], "--no-enable-prefix-caching: .*leave it out"),
+        (["bench", "--num-speculative-tokens", "3"], "use --num-draft-tokens"),
+    ],
+)
+def test_an_option_of_vllms_is_refused_with_ours(arguments, says):
+    result = runner.invoke(app, arguments)
+    assert isinstance(result.exception, InvalidParameter)
+    assert re.search(says, str(result.exception))
+
+
+def test_an_option_of_nobodys_is_refused_as_before():
+    result = runner.invoke(app, ["generate", "--no-such-thing", "hi"])
+    assert result.exit_code == 2 and "No such option: --no-such-thing" in result.output
+
+
+def test_no_option_of_ours_has_a_hint_and_every_hint_names_options_of_ours():
+    from paceline.vllm_names import COMMAND_LINE
+
+    serve = typer.main.get_command(app).commands["serve"]
+    ours = {option for parameter in serve.params for option in parameter.opts}
+    named = {word.rstrip(",") for remedy in COMMAND_LINE.values() for word in remedy.split() if word.startswith("--")}
+    assert named <= ours
+    assert not {"--" + name.replace("_", "-") for name in COMMAND_LINE} & ours

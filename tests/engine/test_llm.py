@@ -281,3 +281,30 @@ def test_an_argument_of_vllms_is_refused_with_ours_and_a_wrong_one_as_python_doe
 def test_no_limit_is_the_models_length(llm):
     [output] = llm.generate("abc", SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))  # type: ignore[arg-type]
     assert len(output.token_ids) == llm.max_model_len - 3 and output.finish_reason == "length"
+
+
+def test_vllms_word_for_how_to_draft_is_taken(tiny, monkeypatch):
+    from paceline.engine import llm as module
+
+    monkeypatch.setattr(module, "_start_compiler", lambda *_: None)
+    monkeypatch.setattr(module, "load", lambda *_: tiny)
+    memory = {"kv_cache_memory_bytes": 1 << 22}
+    vllms = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    ours = {"method": "ngram", "num_draft_tokens": 3, "options": {"prompt_lookup_max": 2}}
+    drafting = LLM("tiny", speculative_config=vllms, **memory).speculative
+    assert drafting == LLM("tiny", speculative=ours, **memory).speculative
+    assert drafting is not None and drafting.num_draft_tokens == 3
+    assert LLM("tiny", speculative_config=None, **memory).speculative is None  # as in vLLM: no drafts
+    with pytest.raises(InvalidParameter, match=r"speculative_config: .*leave one of the two out"):
+        LLM("tiny", speculative="ngram", speculative_config=vllms, **memory)
+
+
+def test_a_samples_probability_is_the_product_of_its_tokens(llm):
+    [plain] = llm.generate("abc", SHORT)
+    [output] = llm.generate("abc", replace(SHORT, logprobs=1))
+    assert plain.outputs[0].cumulative_logprob is None
+    assert output.outputs[0].cumulative_logprob == pytest.approx(
+        sum(each.logprob for each in output.outputs[0].logprobs)
+    )
+    assert output.outputs[0].cumulative_logprob < 0
+    assert llm.get_tokenizer() is llm.tokenizer
