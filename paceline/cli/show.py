@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.evaluation.report import Run, describe
+from paceline.evaluation.report import Run, describe, without_cause
 from paceline.types import RequestOutput, TokenOutput
 
 STYLES = {"drafted": "green", "bonus": "cyan", "recovered": "yellow", "target": ""}
@@ -107,10 +107,8 @@ def verdict(speedup: float | None, is_same: bool, is_lossy: bool = False, is_pla
     if speedup is None:
         return "Too short to say whether drafting pays: no token was decoded after the first."
     if not is_plausible:
-        return (
-            f"No verdict: drafts cannot be the cause of {speedup:.2f} x, so other work slowed one of the runs down. "
-            "Measure again on an idle machine, or with `paceline bench`. The text is the same."
-        )
+        advice = "Measure again on an idle machine, or with `paceline bench`. The text is the same."
+        return f"{without_cause(speedup)} {advice}"
     if abs(speedup - 1) <= _NOTHING_GAINED:
         return f"Drafting makes no difference here: {speedup:.2f} x, same text."
     if speedup > 1:

@@ -84,19 +84,57 @@ def speedup_of(run: Run, plain: Run) -> float | None:
     return run.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else None
 
 
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What decoding one prompt took, from the first token to the last.
+
+    Attributes:
+        tokens: after the first one, which comes with the prompt.
+        passes: of the target, for these tokens.
+        drafted: tokens that these passes verified.
+        seconds, verify_seconds: in all, and of the passes.
+    """
+
+    tokens: int
+    passes: int
+    drafted: int
+    seconds: float
+    verify_seconds: float
+
+    @classmethod
+    def of(cls, run: Run) -> "Decoding":
+        """That of a run."""
+        stats, tokens = run.output.stats, len(run.output.token_ids) - 1
+        return cls(tokens, stats.num_target_passes, stats.num_draft_tokens, run.decode_seconds, stats.verify_seconds)
+
+
 def is_plausible(run: Run, plain: Run) -> bool:
-    """Whether drafts can explain how long the two runs took; if not, other work slowed one of them down.
+    """Whether drafts can explain how long the two runs took; see `drafts_can_explain`."""
+    return drafts_can_explain([(Decoding.of(run), Decoding.of(plain))])
+
+
+def drafts_can_explain(pairs: Sequence[tuple[Decoding, Decoding]]) -> bool:
+    """Whether drafts can explain how long each prompt took with them and without; if not, other work slowed one down.
 
     A pass with a draft takes no less time than one without, and no more than one without for each of its rows. The
     speed-up is therefore at most the number of tokens per decoding pass. A fifth more is taken for noise.
+
+    Args:
+        pairs: (with drafts, without) for each prompt, answered alone.
     """
-    speedup, stats, plain_stats = speedup_of(run, plain), run.output.stats, plain.output.stats
-    if speedup is None:
+    pairs = [(one, plain) for one, plain in pairs if one.tokens > 0 and plain.tokens > 0 and plain.seconds > 0]
+    if not pairs:
         return True
-    tokens_per_pass = (len(run.output.token_ids) - 1) / max(stats.num_target_passes, 1)  # one comes with the prompt
-    plain_pass = plain_stats.verify_seconds / plain_stats.num_target_passes
-    longest = (stats.num_target_passes + stats.num_draft_tokens) * plain_pass
-    return speedup <= _NOISE * tokens_per_pass and stats.verify_seconds <= _NOISE * longest
+    shortest = sum(one.passes * plain.seconds / plain.tokens for one, plain in pairs)
+    longest = sum((one.passes + one.drafted) * plain.verify_seconds / max(plain.passes, 1) for one, plain in pairs)
+    if shortest > _NOISE * sum(one.seconds for one, _ in pairs):
+        return False
+    return bool(sum(one.verify_seconds for one, _ in pairs) <= _NOISE * longest)
+
+
+def without_cause(speedup: float) -> str:
+    """Why there is no verdict on a speed-up that drafts cannot explain."""
+    return f"No verdict: drafts cannot be the cause of {speedup:.2f} x, so other work slowed one of the runs down."
 
 
 def predicted_speedup(stats: RequestStats, pass_seconds: PassSeconds, cost_ratio: float) -> float | None:

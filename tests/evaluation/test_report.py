@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.engine.llm import LLM
-from paceline.evaluation.report import Run, is_plausible, speedup_of, warm_up
+from paceline.evaluation.report import Decoding, Run, drafts_can_explain, is_plausible, speedup_of, warm_up
 from paceline.types import RequestStats
 
 
@@ -38,6 +38,17 @@ PLAIN = run(41, 40, 4.0)
 )
 def test_a_speedup_is_plausible_if_drafts_can_cause_it(fast, plausible):
     assert is_plausible(fast, PLAIN) is plausible
+
+
+def test_dear_passes_that_drafts_spare_count_for_what_they_took():
+    """Half of the tokens take three times as long and are drafted well: 4 x, with 3 tokens per pass on average."""
+    cheap, dear = Decoding(100, 100, 0, 1.0, 1.0), Decoding(100, 100, 0, 3.0, 3.0)
+    drafted = Decoding(100, 50, 50, 0.5, 0.5), Decoding(100, 17, 83, 0.5, 0.5)
+    assert drafts_can_explain(list(zip(drafted, (cheap, dear), strict=True)))
+    assert not drafts_can_explain(
+        [(replace(one, seconds=0.3), plain) for one, plain in zip(drafted, (cheap, dear), strict=True)]
+    )
+    assert drafts_can_explain([]) and drafts_can_explain([(Decoding(0, 0, 0, 0.0, 0.0), cheap)])
 
 
 def test_without_a_decoded_token_there_is_no_speedup():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from paceline.errors import InvalidParameter
 from paceline.evaluation.bench.summary import ALL, Table
+from paceline.evaluation.report import without_cause
 
 _FORM = re.compile(r"^\s*(?P<arm>.+?)\s*>=\s*(?P<least>[0-9.]+)\s*(?:@\s*(?P<family>.+?)\s*)?$")
 
@@ -53,6 +54,8 @@ class Gate:
                 shown = f"{one.decode.lacking}, so there is no interval"
             elif low < self.least:
                 shown = f"its interval begins at {low:.3f}, not {self.least:g}"
+            elif not one.is_plausible:
+                shown = without_cause(one.decode.ratio)
             if shown is not None:
                 failures.append(f"{self.arm} on {self.family}, temperature {table.temperature:g}: {shown}")
         return failures

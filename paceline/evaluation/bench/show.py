@@ -7,7 +7,8 @@ from typing import Any
 
 from paceline.evaluation import html
 from paceline.evaluation.bench.record import Measurement
-from paceline.evaluation.bench.summary import ALL, ArmSummary, Table
+from paceline.evaluation.bench.summary import ALL, NO_CAUSE, ArmSummary, Table
+from paceline.evaluation.report import without_cause
 from paceline.evaluation.stats import Interval
 
 HEADER = (
@@ -79,6 +80,8 @@ def verdict_of(table: Table) -> str:
     text = f"{best.identical} of {best.num_cells} answers are plain decoding's, word for word."
     if best.decode.lacking:
         return f"{best.arm} {_times(best.decode)}; {best.decode.lacking} for an interval. {text}{noise}"
+    if best.verdict == NO_CAUSE:
+        return f"{without_cause(best.decode.ratio)} Measure again on an idle machine. {text}{noise}"
     if best.verdict == "faster":
         return f"Speculation pays: {best.arm} {_times(best.decode)}. {text}{noise}"
     if best.verdict == "slower":

@@ -1,7 +1,7 @@
 """Statistics of measurements with intervals: per arm, family, temperature, and concurrency or rate."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,10 +10,13 @@ import numpy as np
 from paceline.evaluation.bench.arms import Answer
 from paceline.evaluation.bench.record import Measurement
 from paceline.evaluation.bench.slo import Slo
+from paceline.evaluation.report import Decoding, drafts_can_explain
 from paceline.evaluation.stats import TOO_FEW, TOO_UNEVEN, Interval, Pairs, holm, time_ratio, typical_ratio
 
 ALL = "all"
 LEVEL = 0.05
+NO_CAUSE = "drafts cannot be the cause"
+"""The verdict on a ratio that is larger or smaller than drafts can make it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,10 @@ class ArmSummary:
         in_time: fraction of answers that meet the latency limits (`Slo`); None without limits.
         goodput: answers that meet them per second of its cells; None without limits.
         joules_per_token: of the processor, prefill included; None if it cannot be read.
-        verdict: ``faster``, ``slower``, ``no difference shown``, ``too noisy``, ``baseline``, ``the baseline again:
-            noise``, or why there is no interval.
+        is_plausible: whether drafts can explain the ratio (`report.drafts_can_explain`); True where that cannot be
+            told: of servers that report no passes, and of requests that run together.
+        verdict: ``faster``, ``slower``, ``no difference shown``, ``too noisy``, `NO_CAUSE`, ``baseline``, ``the
+            baseline again: noise``, or why there is no interval.
     """
 
     arm: str
@@ -75,6 +80,7 @@ class ArmSummary:
     in_time: float | None = None
     goodput: float | None = None
     joules_per_token: float | None = None
+    is_plausible: bool = True
     verdict: str = ""
 
 
@@ -198,6 +204,24 @@ def _summary(label: str, base: str, measurements: Sequence[Measurement], slo: Sl
         in_time=slo.share(answers) if slo else None,
         goodput=slo.share(answers) * len(answers) / sum(one.seconds for one in own) if slo else None,
         joules_per_token=_joules_per_token(own),
+        is_plausible=drafts_can_explain(_decodings(own, theirs)),
+    )  # fmt: skip
+
+
+def _decodings(
+    own: Sequence[Measurement], theirs: Mapping[tuple[int, int], Measurement]
+) -> list[tuple[Decoding, Decoding]]:
+    """(the arm's, its baseline's) decoding of every prompt that was answered alone and whose passes are known."""
+    pairs = [(_decoding(one), _decoding(theirs[one.round, one.cell])) for one in own]
+    return [(mine, plain) for mine, plain in pairs if mine is not None and plain is not None]
+
+
+def _decoding(one: Measurement) -> Decoding | None:
+    [answer, *others] = one.answers
+    if others or one.rate is not None or answer.passes is None or answer.verify_seconds is None:
+        return None
+    return Decoding(
+        one.decoded_tokens, answer.passes, answer.drafted or 0, one.decode_seconds, answer.verify_seconds
     )  # fmt: skip
 
 
@@ -277,6 +301,8 @@ def _verdict(one: ArmSummary, p: float | None, noisy: bool, is_base: bool) -> st
         return one.decode.lacking or TOO_FEW
     if noisy:
         return "too noisy"
+    if not one.is_plausible:
+        return NO_CAUSE
     if p >= LEVEL or one.decode.low <= 1 <= (one.decode.high or 0):
         return "no difference shown"
     return "faster" if one.decode.ratio > 1 else "slower"

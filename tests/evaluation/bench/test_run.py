@@ -18,7 +18,7 @@ from paceline.evaluation.bench.schedule import balanced_orders
 from paceline.evaluation.bench.show import as_json, markdown, page, verdict_of
 from paceline.evaluation.bench.summary import tables_of
 from paceline.evaluation.prompts import Prompt
-from tests.evaluation.bench.simulated import arms, cells
+from tests.evaluation.bench.simulated import TOKENS, arms, cells
 
 
 def settings(some) -> dict:
@@ -102,6 +102,47 @@ def test_noise_above_the_precision_withholds_verdicts():
         told = (verdict_of(table), markdown([table]), as_json([table])["verdict"], page("t", [table], [], {}))
         assert [("NOISY" in text, "Speculation pays" in text) for text in told] == [(is_noisy, not is_noisy)] * 4
         assert bool(Gate("fast", 1.0).failures([table])) is is_noisy
+
+
+def drafting(measurements, tokens_per_pass):
+    """`measurements` with passes: that of ``fast`` makes so many tokens, and every row costs as much as a pass."""
+
+    def with_passes(one):
+        each = tokens_per_pass if one.arm == "fast" else 1
+        passes = round((TOKENS - 1) / each)
+        answers = tuple(
+            replace(a, passes=passes, drafted=3 * passes if each > 1 else 0, verify_seconds=one.decode_seconds)
+            for a in one.answers
+        )
+        return replace(one, answers=answers)
+
+    return [with_passes(one) for one in measurements]
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_pass", "speedup", "is_possible"),
+    [(1.91, 2.4, False), (2.5, 2.4, True), (2.1, 2.4, True), (1.0, 0.5, False), (2.0, 0.8, True)],
+)
+def test_a_ratio_that_drafts_cannot_explain_is_no_verdict(tokens_per_pass, speedup, is_possible):
+    some, file = arms(3, speedup=speedup), BenchFile(None, {"arms": ["plain", "plain (again)", "fast"]})
+    run_bench(some, Plan(cells(12)), file)
+    [table] = tables_of(drafting(file.measurements, tokens_per_pass), *bases_of(some))
+    fast = table.arms[2]
+    assert fast.is_plausible is is_possible
+    assert (fast.verdict == "drafts cannot be the cause") is not is_possible
+    told = (verdict_of(table), markdown([table]), as_json([table])["verdict"], page("t", [table], [], {}))
+    assert ["No verdict: drafts cannot be the cause of" in text for text in told] == [not is_possible] * 4
+    assert bool(Gate("fast", 0.1).failures([table])) is not is_possible
+
+
+def test_what_reports_no_passes_or_runs_beside_others_is_taken_as_it_is():
+    some, file = arms(3, speedup=9.0), BenchFile(None, {"arms": ["plain", "plain (again)", "fast"]})
+    run_bench(some, Plan(cells(12)), file)
+    [table] = tables_of(file.measurements, *bases_of(some))
+    assert table.arms[2].verdict == "faster"
+    beside = [replace(one, answers=one.answers * 2) for one in drafting(file.measurements, 2.0)]
+    assert tables_of(beside, *bases_of(some))[0].arms[2].is_plausible
+    assert not tables_of(drafting(file.measurements, 2.0), *bases_of(some))[0].arms[2].is_plausible
 
 
 @pytest.mark.parametrize("stalled", ["plain", "plain (again)", "fast"])
