@@ -1,5 +1,6 @@
 """Prompts as commands take them: from a file or the command line, plain or in the model's chat template."""
 
+import os
 import sys
 from collections.abc import Iterable
 from io import TextIOWrapper
@@ -29,13 +30,24 @@ def prompts_of(arguments: Iterable[str]) -> list[str]:
 
 
 def argument_text(field: str, text: str) -> str:
-    """`text`, given as an argument. Raises InvalidParameter if its bytes were not UTF-8 (Python makes surrogates)."""
+    """`text`, given as an argument, whose bytes are UTF-8 whatever the locale's encoding is.
+
+    Python makes surrogates of bytes that its encoding lacks: of all beyond ASCII with LC_ALL=C and PYTHONUTF8=0.
+
+    Raises:
+        InvalidParameter: they are not UTF-8.
+    """
     try:
         text.encode()
-    except UnicodeEncodeError as error:
-        problem = f"the argument is not UTF-8 (its character {error.start})"
+    except UnicodeEncodeError:
+        pass
+    else:
+        return text
+    try:
+        return os.fsencode(text).decode()
+    except UnicodeError as error:
+        problem = f"the argument is not UTF-8 (its byte {getattr(error, 'start', 0)})"
         raise InvalidParameter(field, problem, "convert it") from None
-    return text
 
 
 def read_prompts(path: Path) -> list[str]:

@@ -1,6 +1,9 @@
 """Prompts of the command line and of files."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -94,5 +97,15 @@ def test_ends_of_lines_within_a_record_are_its_own(tmp_path):
 
 
 def test_an_argument_that_is_no_utf8_is_refused():
-    with pytest.raises(InvalidParameter, match=r"prompts: the argument is not UTF-8 \(its character 3\)"):
+    with pytest.raises(InvalidParameter, match=r"prompts: the argument is not UTF-8 \(its byte 3\)"):
         prompts_of(["caf\udce9"])
+    with pytest.raises(InvalidParameter, match=r"prompts: the argument is not UTF-8"):
+        prompts_of(["\ud800"])
+
+
+def test_a_locale_of_another_encoding_changes_no_argument():
+    said = "import sys; from paceline.cli.prompts import argument_text; print(ascii(argument_text('p', sys.argv[1])))"
+    for utf8 in "01":
+        environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": utf8}
+        found = subprocess.check_output([sys.executable, "-c", said, "é日本"], env=environment)
+        assert found.decode().strip() == ascii("é日本")
