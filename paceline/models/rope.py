@@ -14,7 +14,8 @@ from paceline.models.fields import LARGEST, Fields, refuse, shown
 
 DEFAULT_THETA = 10000.0
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_KINDS = "default, linear, llama3, yarn, longrope"
+_KINDS = "default, dynamic, linear, llama3, yarn, longrope"
+_GGUF_KINDS = ("none", "linear", "yarn", "longrope")
 _LEAST = 1e-6
 """Lower bound of divisors; model files have none below 0.1."""
 _GROWTH_ROUNDING = 1e-3
@@ -82,8 +83,9 @@ def rope_from_gguf(own: Fields, head_dim: int, longest: int, factors: tuple[floa
     theta = own.number("rope.freq_base", DEFAULT_THETA, above=1.0)
     dim = own.whole("rope.dimension_count", head_dim, least=2, most=head_dim)
     kind = own.text("rope.scaling.type", "none")
-    if dim % 2 or kind not in ("none", "linear", "yarn", "longrope"):
-        raise refuse("rope.scaling.type", f"{shown(kind)} over {dim} is not implemented, only none, {_KINDS}")
+    if dim % 2 or kind not in _GGUF_KINDS:
+        problem = f"{shown(kind)} over {dim} is not implemented, only {', '.join(_GGUF_KINDS)}"
+        raise refuse("rope.scaling.type", problem)
     out: dict[str, Any] = {"rope_theta": theta, "rotary_dim": dim if dim < head_dim else None}
     factor = own.number("rope.scaling.factor", 1.0, above=_LEAST) if kind in ("linear", "yarn") else 1.0
     original = own.whole("rope.scaling.original_context_length", longest)
