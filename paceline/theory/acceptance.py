@@ -112,6 +112,8 @@ def acceptance_rate_for(tokens_per_pass: Number, num_draft_tokens: int) -> float
     if not 1 <= tokens_per_pass <= num_draft_tokens + 1:
         problem = f"{tokens_per_pass} is not in [1, {num_draft_tokens + 1}]"
         raise InvalidParameter("tokens_per_pass", problem, "a pass emits one token more than it accepts")
+    if tokens_per_pass == 1:
+        return 0.0  # bisection would end beside it
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2

@@ -102,6 +102,11 @@ def test_expected_tokens_by_position():
     assert expected_tokens_by_position([]) == 1
 
 
+@pytest.mark.parametrize(("tokens", "alpha"), [(1, 0.0), (4, 1.0)])
+def test_the_ends_of_the_acceptance_rate_are_exact(tokens, alpha):
+    assert acceptance_rate_for(tokens, 3) == alpha
+
+
 @given(st.floats(0, 1), st.integers(1, 10))
 def test_acceptance_rate_for_inverts_expected_tokens(alpha, length):
     tokens = expected_tokens(alpha, length)
