@@ -19,7 +19,7 @@ def draw(chart: Chart | HeatMap, path: str | Path) -> Path:
     """Draw `chart` into `path` (.png, .svg or .pdf) and return it.
 
     Raises:
-        InvalidParameter: matplotlib is not installed, the format is unknown or the folder does not exist.
+        InvalidParameter: matplotlib is not installed, the format is unknown or `path` cannot be written.
     """
     path = check_drawable(path)
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from paceline.cli.case_options import ScaledCase
+from paceline.cli.case_options import ScaledCase, check_outputs
 from paceline.cli.main import app
 from paceline.cli.place import POLICIES
 from paceline.cli.show_plan import roles_summary
@@ -364,3 +364,11 @@ def test_the_fewest_devices_that_reach_an_attainment_and_what_they_cost(case_fil
     assert "9 per hour" in invoke(*asked, "--price", 1.5)
     assert refusal(*asked, "--reach", 1.0, "--slo-scale", 0.5).field in ("reach", "profiles", "slo", "models")
     assert refusal(*asked, "--price", 0).field == "price"
+
+
+def test_an_output_in_a_missing_folder_is_made_and_one_that_cannot_be_written_refused(tmp_path):
+    check_outputs(tmp_path / "new" / "deeper" / "plan.json")
+    assert (tmp_path / "new" / "deeper").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidParameter, match="output: "):
+        check_outputs(tmp_path / "file" / "plan.json")
