@@ -77,6 +77,8 @@ def root(
 def main() -> None:
     """Run the command line; errors of ours (exit code 2) and warnings become one line each on standard error."""
     warnings.showwarning = tell_warning
+    if sys.stdout is None:  # closed by whoever called (>&-): what is printed there is an error, and nothing else
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without a character must not end an answer

@@ -204,6 +204,16 @@ def test_a_full_disk_is_one_line(command):
     assert code == 2 and said == "error: the output cannot be written (No space left on device)\n"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
+def test_an_answer_to_a_closed_standard_output_is_an_error():
+    program = f"exec {sys.executable} -m paceline.cli.main"
+    for command, code in (("models", 2), ("theory table --json", 2), ("pull no-such-model", 2)):
+        done = subprocess.run(["sh", "-c", f"{program} {command} >&-"], stderr=subprocess.PIPE)
+        assert done.returncode == code and done.stderr.decode().startswith("error: ")
+        closed = "the output cannot be written (Bad file descriptor)" in done.stderr.decode()
+        assert closed is not command.startswith("pull")
+
+
 def test_standard_input_that_is_no_text_is_one_line():
     code, said = ended(["generate", "-"], input=b"ok \xff\xfe")
     assert (code, said) == (2, "error: prompt: standard input is not UTF-8 (byte 3 is 0xff); convert it\n")
