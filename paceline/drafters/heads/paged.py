@@ -28,11 +28,13 @@ class PagedRunner:
     def __init__(self, states: HiddenStates, cache: KVCache, vocab_size: int, max_rows: int = 512) -> None:
         self.states, self.cache, self.pages = states, cache, DraftPages(cache.num_pages)
         self._vocab_size, self._max_rows = vocab_size, max_rows
-        self._most = min(cache.num_pages * PAGE_SIZE, states.max_positions)
+        self._most = cache.num_pages * PAGE_SIZE
 
     def can_hold(self, growth: Growth) -> bool:
         """Whether the text has at least two tokens, and text and tree fit the target's context and an empty cache."""
         num_tokens = len(growth.context.token_ids)
+        if num_tokens + growth.context.longest > self.states.max_positions:
+            return False
         return num_tokens > 1 and num_tokens + self.num_rows(growth) <= self._most
 
     def admit(self, growths: Sequence[Growth]) -> Sequence[Growth]:

@@ -33,7 +33,7 @@ def rows_check(model: CausalLM, seed: int = 0) -> Check:
             "rows", "PROVED", "a row's logits are the same bit for bit " + ", ".join(found), {"largest_gap": gap}
         )
     says = f"a row's logits change {', '.join(wrong)}, by up to {max(gap.values()):.2g}"
-    if _trades_invariance(model):
+    if trades_invariance(model):
         says += "; deterministic=True (--deterministic) keeps them the same"
     return Check("rows", "NUMERIC", says, {"largest_gap": gap})
 
@@ -118,12 +118,13 @@ def near_tie(model: CausalLM) -> float:
 
     The latter only if the executor declares that it is not deterministic; otherwise such a change is a fault.
     """
-    if not _trades_invariance(model):
+    if not trades_invariance(model):
         return NEAR_TIE
     return max(NEAR_TIE, 2 * max(rows_check(model).evidence["largest_gap"].values()))
 
 
-def _trades_invariance(model: CausalLM) -> bool:
+def trades_invariance(model: CausalLM) -> bool:
+    """Whether the executor declares that a row's logits may depend on what shares its pass."""
     return not getattr(model, "deterministic", True)
 
 

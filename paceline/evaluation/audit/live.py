@@ -19,6 +19,7 @@ from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidParameter
 from paceline.evaluation.audit.betting import Bets
+from paceline.evaluation.audit.identity import trades_invariance
 from paceline.evaluation.audit.law import recorded_places
 from paceline.evaluation.audit.ledger import read_bets, write_bets
 from paceline.evaluation.audit.recorder import Recorder
@@ -51,11 +52,13 @@ class Sampler(Recorder):
         inner: the wrapped drafter.
         rate: probability that a request is sampled.
         seed: of the sampling.
+        scores_cuts: whether laws that are computed again have the tokens of those drawn from. Otherwise requests with
+            top-k, top-p or min-p are left out: rounding moves tokens over the cut.
     """
 
-    def __init__(self, inner: Drafter, rate: float, seed: int | None = None) -> None:
+    def __init__(self, inner: Drafter, rate: float, seed: int | None = None, scores_cuts: bool = True) -> None:
         super().__init__(inner)
-        self._rate, self._rng = rate, np.random.default_rng(seed)
+        self._rate, self._rng, self._scores_cuts = rate, np.random.default_rng(seed), scores_cuts
         self._chosen: dict[str, bool] = {}
         self._running: dict[str, _Taken] = {}
         self._left: dict[str, _Taken] = {}
@@ -107,6 +110,8 @@ class Sampler(Recorder):
         """Whether the request's laws can be recomputed, its text is independent evidence, and the queue has room."""
         params = context.params
         plain = not (params.is_greedy or params.bad_words or params.structured_outputs)
+        if not self._scores_cuts and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0):
+            return False
         return plain and params.seed is None and len(self.waiting) < _WAITING
 
     def _end(self, request_id: str) -> None:
@@ -144,7 +149,7 @@ class LiveAudit:
         self._loaded, self._rule, self._ledger, self._key = loaded, rule, ledger, key
         self.bets = read_bets(ledger, key) if ledger else Bets()
         self.log_alpha, self.num_answers = log(alpha), 0
-        self.sampler = Sampler(engine.drafter, rate, seed)
+        self.sampler = Sampler(engine.drafter, rate, seed, not trades_invariance(loaded.model))
         self._stack = ExitStack()
         self._stack.enter_context(engine.watched_by(self.sampler))
 

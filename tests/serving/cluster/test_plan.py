@@ -65,7 +65,7 @@ def test_a_drafter_on_a_device_of_its_own_cannot_be_started():
         ({"models": [{"path": "p"}, "b"]}, "models[0]"),
         ({"models": [{"name": "a", "pth": "p"}, "b"]}, "models[0]"),
         ({"models": [{"name": "a", "prompt_tokens": 0}, "b"]}, "models.a.prompt_tokens"),
-        ({"models": [{"name": "a", "speculative": {"model": "x"}}, "b"]}, "method"),
+        ({"models": [{"name": "a", "speculative": {"num_draft_tokens": 3}}, "b"]}, "method"),
         ({"models": [{"name": "a", "speculative": 4}, "b"]}, "speculative"),
         ({"models": [{"name": "a", "speculative": "nonsense"}, "b"]}, "models[0].speculative"),
         ({"models": [{"name": "a", "slo": -1}, "b"]}, "models.a.slo"),
