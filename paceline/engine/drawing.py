@@ -96,12 +96,15 @@ def _computed(
     return _shares(grants, parts, sizes, [None] * len(grants), output.logits, output.taps, output.peaks, race)
 
 
-def plain_pass(model: CausalLM, rows: Rows, cache: KVCache) -> None:
-    """Run a pass as greedy requests have it, to time it: where the device draws, logits stay there."""
+def plain_pass(
+    model: CausalLM, rows: Rows, cache: KVCache, taps: tuple[int, ...] = (), question: Question = LARGEST
+) -> None:  # fmt: skip
+    """Run a pass as requests have it, by default greedy ones, to time or to record it: where the device draws, logits
+    stay there, and `question` is asked about each."""
     if starts_passes(type(model)):
-        cast(DrawsLaws, model).begin_drawn(rows, cache, (), [LARGEST] * len(rows.logit_rows))()
+        cast(DrawsLaws, model).begin_drawn(rows, cache, taps, [question] * len(rows.logit_rows))()
     else:
-        model.forward(rows, cache)
+        model.forward(rows, cache, taps)
 
 
 @functools.cache

@@ -6,13 +6,12 @@ heads and draft models, are recorded at their first use. Not for timing passes (
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import cast
 
-from paceline.engine.drawing import starts_passes
+from paceline.engine.drawing import plain_pass
 from paceline.engine.engine import Engine
-from paceline.models.base import CausalLM, DrawsLaws, RecordsPasses, pages_for
+from paceline.models.base import CausalLM, RecordsPasses, pages_for
 from paceline.models.rows import Part, build_rows
-from paceline.sampling.answered import LARGEST, Question
+from paceline.sampling.answered import Question
 from paceline.types import NamedProgress
 
 CONTEXTS = (0, 256, 512, 1024)
@@ -23,16 +22,15 @@ _WHAT = "recording passes"
 
 def warm_up(model: CausalLM, engine: Engine, progress: NamedProgress) -> None:
     """Run passes of an engine without requests, over its cache, where its `model` records them."""
-    if not (isinstance(model, RecordsPasses) and model.records_passes and starts_passes(type(model))):
+    if not (isinstance(model, RecordsPasses) and model.records_passes):
         return
     most_rows = engine.scheduler.config.max_num_seqs * (1 + engine.speculation.most)
     passes = list(_passes(model.recorded_sizes, most_rows, model.config.max_position_embeddings))
     taps = engine.drafter.traits.taps
     for number, part in enumerate(passes):
         progress(_WHAT, number, len(passes))
-        rows = build_rows([part])
-        for question in (LARGEST,) if number else (LARGEST, _DRAWN):  # draws are compiled once
-            cast(DrawsLaws, model).begin_drawn(rows, engine.cache, taps, [question] * len(rows.logit_rows))()
+        plain_pass(model, build_rows([part]), engine.cache, taps)
+    plain_pass(model, build_rows(passes[:1]), engine.cache, taps, _DRAWN)  # compiles draws
     progress(_WHAT, len(passes), len(passes))
 
 

@@ -22,7 +22,7 @@ class Timed:
     def new_cache(self, num_pages):
         return None
 
-    def forward(self, rows, cache):
+    def forward(self, rows, cache, taps=()):
         self.seen.append(len(rows.token_ids))
         slower = 10 if len(self.seen) in self._disturbed else 1
         self.now += slower * self._cost(len(rows.token_ids))
@@ -35,7 +35,7 @@ def cost(rows: int) -> float:
 class Drawing(Timed):
     """A model that draws on its own device, where fetching logits takes longer than the pass."""
 
-    def forward(self, rows, cache):
+    def forward(self, rows, cache, taps=()):
         super().forward(rows, cache)
         self.now += 0.01 * len(rows.logit_rows)
 

@@ -1,6 +1,5 @@
 """Passes launched before they are asked for: what is taken is what a pass of its own gives, and nothing else is."""
 
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +18,7 @@ from paceline.sampling.randomness import CounterRandomness  # noqa: E402
 from tests.fakes import RandomCheckpoint, small_config  # noqa: E402
 
 from .batches import tokens_of  # noqa: E402
+from .current_device import CurrentDevice  # noqa: E402
 
 CHECKPOINT = RandomCheckpoint(small_config())
 NOISE = CounterRandomness(5)
@@ -221,19 +221,13 @@ def test_nothing_is_begun_where_the_next_key_is_unknown(model):
 
 def test_draws_are_launched_on_the_models_own_device(model, monkeypatch):
     """Triton launches on the current device: on a machine with several, another one would read this one's logits."""
-    current, launched_on = ["another"], []
-
-    @contextmanager
-    def on_device(device):
-        current.append(str(device))
-        yield
-        current.pop()
+    current, launched_on = CurrentDevice(), []
 
     def race(logits, peaks, wide):
-        launched_on.append(current[-1])
+        launched_on.append(current.name)
         return peaks[wide.places, 0]
 
-    monkeypatch.setattr("paceline.models.cuda_executor.model.on_device", on_device)
+    monkeypatch.setattr("paceline.models.cuda_executor.model.on_device", current)
     model._race = race
     cache, rows = begun(model)
     drawn = [drawn_at(0), drawn_at(0)]

@@ -1,6 +1,5 @@
 """Heads beside a target on the device: the torch heads' numbers, chains in graphs, and plain's texts in an engine."""
 
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +31,7 @@ from tests.fakes import ByteTokenizer, RandomCheckpoint, run_to_end  # noqa: E40
 from tests.models.heads import records  # noqa: E402
 
 from ..tiny import as_gguf, gguf_name  # noqa: E402
+from .current_device import CurrentDevice  # noqa: E402
 
 RNG = np.random.default_rng(5)
 TOKENS = RNG.integers(0, 131, 20).tolist()
@@ -221,20 +221,14 @@ def test_listed_rows_of_input_states_are_those_of_their_taps(rows):
 @pytest.mark.parametrize("family", ["dspark", "medusa", "eagle3"])
 def test_tokens_are_picked_on_the_heads_own_device(family, monkeypatch):
     """Triton launches on the current device: on a machine with several, another one would read this one's logits."""
-    current, picked_on = ["another"], []
-
-    @contextmanager
-    def own(device):
-        current.append(str(device))
-        yield
-        current.pop()
+    current, picked_on = CurrentDevice(), []
 
     def rank(logits):
-        picked_on.append(current[-1])
+        picked_on.append(current.name)
         return chains.likeliest(logits)
 
     for module in ("heads.nets", "passes", "heads.autoregressive"):
-        monkeypatch.setattr(f"paceline.models.cuda_executor.{module}.on_device", own)
+        monkeypatch.setattr(f"paceline.models.cuda_executor.{module}.on_device", current)
     target = on_device()
     net = make_net({"dspark": records.dspark, "medusa": records.medusa, "eagle3": records.eagle3}[family](), target)
     net.kernels = chains.Kernels(rank, None)
