@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from itertools import cycle
 from typing import NamedTuple
 
@@ -70,11 +71,12 @@ def recorded_places(
     """
     drafts, noise = recorder.draft_laws(request_id, text, first), recorder.take_noise(request_id)
     laws = laws_of(loaded.model, text, first, params, loaded.source.eos_token_ids)
+    tie = cache(partial(near_tie, loaded.model))  # where it is not a constant, it takes passes
     for position, ((token, law), draft) in enumerate(zip(laws, drafts, strict=True), start=first):
         is_drawn = None
         if noise is not None:
             gap = gap_from_draw(law, token, noise, position, params.temperature)
-            is_drawn = gap < NEAR_TIE or gap < near_tie(loaded.model)
+            is_drawn = gap < NEAR_TIE or gap < tie()
         yield Place(law, draft, token, is_drawn)
 
 
