@@ -95,7 +95,7 @@ def _parity(bench: Bench, llm: Any, texts: Sequence[Sequence[int]]) -> dict[str,
     from paceline.models.torch_executor import TorchModel
 
     ids = [token for text in texts for token in text][:480]
-    ours = bench.logits_of(llm._engine._model, ids)
+    ours = bench.logits_of(llm.engine._model, ids)
     wanted = bench.logits_of(TorchModel(resolve_model(str(bench.model_path)).checkpoint, bench.device, "float32"), ids)
     return {"positions": len(ids), **compared(ours, wanted)}
 

@@ -1,8 +1,7 @@
 """`LLM`: a model with its engine, for programs and notebooks. Servers use `AsyncLLM`."""
 
-import itertools
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from time import perf_counter
@@ -11,13 +10,13 @@ from typing import Any
 from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
 from paceline.drafters.registry import AUTO, resolve_drafter
 from paceline.engine.build import build_engine, load, silent
+from paceline.engine.calls import Calls, Inbox, TokenStream
 from paceline.engine.engine import Engine
 from paceline.engine.memory import cache_capacity
 from paceline.engine.pass_costs import pass_costs, step_seconds
 from paceline.engine.profiles import dtype_of
 from paceline.engine.progress import watched
 from paceline.engine.prompts import Message, Prompt, Prompts, as_list, named, per_prompt
-from paceline.engine.step import StepOutput
 from paceline.engine.turnstile import Turnstile
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, RunsInParts
@@ -25,31 +24,8 @@ from paceline.models.download import BUILTIN_MODELS, check_place, weights_path
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.models.tokenizer import Tokenizer
-from paceline.types import NamedProgress, RequestOutput, SamplingParams, TokenOutput
+from paceline.types import NamedProgress, RequestOutput, SamplingParams
 from paceline.vllm_names import CALL, knows_vllm
-
-_Inbox = deque[StepOutput]
-"""Outputs of a call's requests that the call has not read yet."""
-
-
-class TokenStream(Iterator[TokenOutput]):
-    """Iterator over the tokens of one request as they are committed. `output` is set when the stream has ended."""
-
-    def __init__(self, tokens: Generator[TokenOutput | RequestOutput | None, None, None]) -> None:
-        next(tokens)  # a generator that was never begun has nothing to do when it is closed
-        self._tokens = tokens
-        self.output: RequestOutput | None = None
-
-    def close(self) -> None:
-        """Abort the request."""
-        self._tokens.close()
-
-    def __next__(self) -> TokenOutput:
-        item = next(self._tokens)
-        if isinstance(item, TokenOutput):
-            return item
-        self.output = item
-        raise StopIteration
 
 
 class LLM:
@@ -92,19 +68,32 @@ class LLM:
         model, config = str(model), from_mapping(EngineConfig, engine)
         wanted = SpeculativeConfig.of(speculative)
         _start_compiler(model, config)
-        self._set_up(load(model, config, progress), config, wanted, progress)
+        self._set_up(load(model, config, progress), config, wanted, progress, Turnstile())
+
+    @classmethod
+    def from_loaded(
+        cls, loaded: LoadedModel, config: EngineConfig | None = None,
+        speculative: str | Mapping[str, Any] | SpeculativeConfig | None = None, progress: NamedProgress = silent,
+    ) -> "LLM":  # fmt: skip
+        """An `LLM` over weights that are loaded already, by default without drafts. `drafting_with` makes more on them.
+
+        Raises:
+            InvalidParameter: the drafter does not fit the weights.
+            EngineDead: the weights are closed.
+        """
+        llm = cls.__new__(cls)
+        llm._set_up(loaded, config or EngineConfig(), SpeculativeConfig.of(speculative), progress, Turnstile())
+        return llm
 
     def _set_up(
         self, loaded: LoadedModel, config: EngineConfig, wanted: SpeculativeConfig | None, progress: NamedProgress,
-        turn: Turnstile | None = None,
+        turn: Turnstile,
     ) -> None:  # fmt: skip
         loaded.check_open()
-        self._turn = turn or Turnstile()
-        self._loaded, self._config, self.speculative = loaded, config, resolve_drafter(wanted, loaded)
-        self._engine = build_engine(loaded, config, self.speculative, progress)
+        self._loaded, self._config, self._turn = loaded, config, turn
+        self.speculative = resolve_drafter(wanted, loaded)
+        self._calls = Calls(build_engine(loaded, config, self.speculative, progress), loaded, turn)
         self._limit_prompts(config)
-        self._numbers = itertools.count()
-        self._inboxes: dict[str, _Inbox] = {}
 
     def _limit_prompts(self, config: EngineConfig) -> None:
         """Let prompts be as long as an engine of `config` can hold."""
@@ -126,21 +115,21 @@ class LLM:
         one request for each, or where the executor has one step in flight.
         """
         config, model = self._config, self._loaded.model
-        room = self._engine.scheduler.pool.num_pages * PAGE_SIZE
+        room = self.engine.scheduler.pool.num_pages * PAGE_SIZE
         longest = config.max_model_len or PAGE_SIZE
         count = min(config.pipeline_parallel_size, config.max_num_seqs, room // longest)
         if count < 2 or self.speculative is not None or not isinstance(model, RunsInParts):
-            return [self._engine]
+            return [self.engine]
         share = replace(
             config,
             max_num_seqs=-(-config.max_num_seqs // count),
             memory_fraction=None,
-            kv_cache_memory_bytes=self._engine.cache.num_bytes // count,
+            kv_cache_memory_bytes=self.engine.cache.num_bytes // count,
         )
-        del self._engine
+        del self._calls.engine  # its cache makes room for theirs
         model.keep_passes_whole()
         engines = [build_engine(self._loaded, share, None) for _ in range(count)]
-        self._engine = engines[0]
+        self._calls.engine = engines[0]
         self._limit_prompts(share)
         return engines
 
@@ -210,7 +199,7 @@ class LLM:
     @property
     def engine(self) -> Engine:
         """The engine that runs the requests; see its `metrics`."""
-        return self._engine
+        return self._calls.engine
 
     @knows_vllm(CALL)
     def generate(
@@ -244,16 +233,18 @@ class LLM:
         priorities = per_prompt("priority", priority, int, len(items))
         ids: list[str] = []
         finished: dict[str, RequestOutput] = {}
-        inbox: _Inbox = deque()
+        inbox: Inbox = deque()
+        how = {"timeout": timeout, "cache_salt": cache_salt}
         try:
             for prompt, params, own in zip(items, each, priorities, strict=True):
                 with named(len(ids), len(items)):
-                    ids.append(self._add(prompt, params, inbox, priority=own, timeout=timeout, cache_salt=cache_salt))
-            outputs = self._finished(inbox, len(ids))
+                    token_ids, ready = self.token_ids_of(prompt), self.prepared(params)
+                    ids.append(self._calls.add(token_ids, ready, inbox, priority=own, **how))
+            outputs = self._calls.finished(inbox, len(ids))
             for output in watched(outputs, len(ids)) if progress else outputs:
                 finished[output.request_id] = output
         finally:  # when interrupted, abort the unfinished requests of this call
-            self._forget(ids)
+            self._calls.forget(ids)
         texts = [prompt if isinstance(prompt, str) else None for prompt in items]
         return [replace(finished[i], prompt=text) for i, text in zip(ids, texts, strict=True)]
 
@@ -320,7 +311,7 @@ class LLM:
             InvalidParameter: the grammar does not compile.
         """
         if params.structured_outputs is not None:
-            self._engine.grammars.compiled(params.structured_outputs)
+            self.engine.grammars.compiled(params.structured_outputs)
         if not isinstance(params.prediction, str) or not params.prediction:
             return params
         return replace(params, prediction=self.tokenizer.encode(params.prediction, add_special_tokens=False))
@@ -336,61 +327,8 @@ class LLM:
         params = sampling_params or SamplingParams()
         if params.n > 1:
             raise InvalidParameter("n", f"{params.n} samples in one stream", "use generate, or AsyncLLM")
-        inbox: _Inbox = deque()
-        return TokenStream(self._stream(self._add(prompt, params, inbox), inbox))
-
-    def _stream(self, request_id: str, inbox: _Inbox) -> Generator[TokenOutput | RequestOutput | None, None, None]:
-        """None, then the tokens and the output of a request, which is aborted if they are not read to the end."""
-        try:
-            yield None
-            for output in self._outputs(inbox):
-                yield from output.tokens
-                if output.finished:
-                    yield output.finished
-                    return
-        finally:
-            self._forget([request_id])
-
-    def _finished(self, inbox: _Inbox, count: int) -> Iterator[RequestOutput]:
-        """The outputs of the `count` requests of an inbox, as they finish."""
-        if not count:
-            return
-        for output in self._outputs(inbox):
-            if output.finished:
-                yield output.finished
-                count -= 1
-                if not count:
-                    return
-
-    def _outputs(self, inbox: _Inbox) -> Iterator[StepOutput]:
-        """What arrives in an inbox, without end; steps of the engine are run as long as it is empty.
-
-        A step's outputs go to the inboxes of all calls, so calls from several threads share passes.
-        """
-        while True:
-            with self._turn:
-                if not inbox:
-                    self._loaded.check_open()
-                    for output in self._engine.step():
-                        own = self._inboxes.get(output.request_id)
-                        if own is not None:
-                            own.append(output)
-            while inbox:
-                yield inbox.popleft()
-
-    def _forget(self, request_ids: Iterable[str]) -> None:
-        with self._turn:
-            for request_id in request_ids:
-                self._engine.abort(request_id)
-                self._inboxes.pop(request_id, None)
-
-    def _add(self, prompt: Prompt, params: SamplingParams, inbox: _Inbox, **how: Any) -> str:
-        self._loaded.check_open()
-        request_id, token_ids = str(next(self._numbers)), self.token_ids_of(prompt)
-        with self._turn:
-            self._engine.add_request(request_id, token_ids, self.prepared(params), **how)
-            self._inboxes[request_id] = inbox
-        return request_id
+        inbox: Inbox = deque()
+        return self._calls.stream(self._calls.add(self.token_ids_of(prompt), self.prepared(params), inbox), inbox)
 
 
 def _start_compiler(model: str, config: EngineConfig) -> None:

@@ -24,8 +24,7 @@ def llm_of(tiny):
     """() -> an `LLM` on the tiny model."""
 
     def make(**config) -> LLM:
-        llm = LLM.__new__(LLM)
-        llm._set_up(tiny, EngineConfig(**({"kv_cache_memory_bytes": 1 << 22} | config)), None, lambda *_: None)
+        llm = LLM.from_loaded(tiny, EngineConfig(**({"kv_cache_memory_bytes": 1 << 22} | config)))
         return llm
 
     return make
@@ -301,8 +300,7 @@ def test_a_timeout_and_a_scrape(llm_of):
 
 
 def test_a_closed_llm_refuses_clients_and_ends_those_who_wait(tiny):
-    llm = LLM.__new__(LLM)
-    llm._set_up(load_random(0), EngineConfig(kv_cache_memory_bytes=1 << 22), None, lambda *_: None)
+    llm = LLM.from_loaded(load_random(0), EngineConfig(kv_cache_memory_bytes=1 << 22))
 
     async def main(served):
         task = asyncio.create_task(collect(served, "abc", ENDLESS))

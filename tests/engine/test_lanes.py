@@ -19,9 +19,8 @@ PARAMS = [SamplingParams(temperature=0.8, seed=seed, max_tokens=12, ignore_eos=T
 
 
 def llm_of(model, **config) -> LLM:
-    llm = LLM.__new__(LLM)
     config = EngineConfig(**({"kv_cache_memory_bytes": 1 << 22, "profile": "none"} | config))
-    llm._set_up(model, config, None, lambda *_: None)
+    llm = LLM.from_loaded(model, config)
     return llm
 
 

@@ -24,8 +24,7 @@ SHORT = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
 
 @pytest.fixture
 def llm(tiny):
-    llm = LLM.__new__(LLM)
-    llm._set_up(tiny, EngineConfig(kv_cache_memory_bytes=1 << 22), None, lambda *_: None)
+    llm = LLM.from_loaded(tiny, EngineConfig(kv_cache_memory_bytes=1 << 22))
     return llm
 
 
@@ -135,7 +134,7 @@ def test_threads_share_passes_and_get_their_own_answers(llm):
         found = [pool.submit(lambda p=p: llm.generate([p, p[:2]], params)[0].token_ids) for p in PROMPTS * 2]
         found += [pool.submit(streamed, prompt) for prompt in PROMPTS]
         assert [one.result() for one in found] == [expected[prompt] for prompt in PROMPTS * 3]
-    assert not llm.engine.has_unfinished_requests and not llm._inboxes
+    assert not llm.engine.has_unfinished_requests and not llm._calls
     assert num_steps < 12 * 40  # which is what the calls would take one after the other
 
 
@@ -234,8 +233,7 @@ def test_auto_is_the_default_and_one_place_says_what_it_means(tiny, monkeypatch)
 @pytest.fixture
 def own_llm(tiny):  # its folder for converted weights
     """An `LLM` whose weights no other test shares."""
-    llm = LLM.__new__(LLM)
-    llm._set_up(load_random(0), EngineConfig(kv_cache_memory_bytes=1 << 22), None, lambda *_: None)
+    llm = LLM.from_loaded(load_random(0), EngineConfig(kv_cache_memory_bytes=1 << 22))
     return llm
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.config import EngineConfig
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.llm import LLM
 from paceline.models.loaded import LoadedModel
@@ -61,9 +61,8 @@ def make_llm(loaded):
     """(speculative) -> an LLM on the shared weights, with a cache of its own."""
 
     def make(speculative=None, **config):
-        llm = LLM.__new__(LLM)
         engine = EngineConfig(**({"kv_cache_memory_bytes": 1 << 22} | config))
-        llm._set_up(loaded, engine, SpeculativeConfig.of(speculative), lambda *_: None)
+        llm = LLM.from_loaded(loaded, engine, speculative)
         return llm
 
     return make

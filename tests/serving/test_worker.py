@@ -25,9 +25,8 @@ SOURCE = ModelSource("tiny", RandomCheckpoint(small_config()), ByteTokenizer()) 
 
 def open_tiny(spec):
     torch_model = pytest.importorskip("paceline.models.torch_executor").TorchModel
-    llm = LLM.__new__(LLM)
     config = EngineConfig(kv_cache_memory_bytes=1 << 22)
-    llm._set_up(LoadedModel(SOURCE, torch_model(SOURCE.checkpoint)), config, None, lambda *_: None)
+    llm = LLM.from_loaded(LoadedModel(SOURCE, torch_model(SOURCE.checkpoint)), config)
     return AsyncLLM(llm)
 
 

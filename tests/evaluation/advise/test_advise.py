@@ -96,9 +96,8 @@ def test_where_drafting_stops_to_pay():
 @pytest.fixture
 def unpriced(tiny, monkeypatch, tmp_path):
     """The command without a profile."""
-    llm = LLM.__new__(LLM)
     config = EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 21, profile="none")
-    llm._set_up(tiny, config, None, lambda *_: None)
+    llm = LLM.from_loaded(tiny, config)
     monkeypatch.setattr(options, "load_llm", lambda name, speculative, **engine: llm)
     log = tmp_path / "log.jsonl"
     lines = [{"prompt": f"abcabcabc {i}", "category": "x"} for i in range(6)]

@@ -140,8 +140,7 @@ def test_a_step_between_even_lengths_is_not_a_line():
 
 
 def test_real_engines_are_rehearsed(tiny):
-    llm = LLM.__new__(LLM)
-    llm._set_up(tiny, EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 21, profile="none"), None, print)
+    llm = LLM.from_loaded(tiny, EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 21, profile="none"))
     texts = [Text(tuple(b"abcabcabc"), (2,) * 41)] * 4
     specs = {"x": {"method": "ngram", "num_draft_tokens": 3, "policy": "fixed"}}
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)

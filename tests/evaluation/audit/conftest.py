@@ -11,7 +11,6 @@ NGRAM = {"method": "ngram", "options": {"prompt_lookup_min": 1}, "num_draft_toke
 
 @pytest.fixture
 def plain(tiny):
-    llm = LLM.__new__(LLM)
     config = EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 21, profile="none")
-    llm._set_up(tiny, config, None, lambda *_: None)
+    llm = LLM.from_loaded(tiny, config)
     return llm

@@ -20,8 +20,7 @@ def served(tiny):
     """(spec, rate, **audit) -> (LLM, its live audit)."""
 
     def make(spec=NGRAM, rate=1.0, **more):
-        plain = LLM.__new__(LLM)
-        plain._set_up(tiny, EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none"), None, lambda *_: None)
+        plain = LLM.from_loaded(tiny, EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none"))
         llm = plain.drafting_with(spec)
         rule = more.pop("rule", str(spec.get("rule", "auto")))
         return llm, LiveAudit(tiny, llm.engine, rate, rule, seed=1, **more)

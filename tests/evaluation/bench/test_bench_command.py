@@ -55,10 +55,7 @@ def command(tiny, monkeypatch, tmp_path):
     )
 
     def load(name, speculative, **engine):
-        llm = LLM.__new__(LLM)
-        llm._set_up(
-            tiny, EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 21, profile="none"), None, lambda *_: None
-        )
+        llm = LLM.from_loaded(tiny, EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 21, profile="none"))
         return llm
 
     monkeypatch.setattr(options, "load_llm", load)

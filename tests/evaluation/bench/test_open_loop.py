@@ -26,8 +26,7 @@ STARTS = (0.0, 0.05, 0.051, 0.12)
 
 @pytest.fixture
 def llm(tiny):
-    made = LLM.__new__(LLM)
-    made._set_up(tiny, EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 21, profile="none"), None, print)
+    made = LLM.from_loaded(tiny, EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 21, profile="none"))
     return made
 
 

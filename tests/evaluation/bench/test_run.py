@@ -217,8 +217,7 @@ def test_a_line_that_lacks_something_is_named_and_no_traceback(tmp_path, change)
 
 
 def test_a_drafter_remembers_nothing_of_another_setting(tiny):
-    llm = LLM.__new__(LLM)
-    llm._set_up(tiny, EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 21, profile="none"), None, print)
+    llm = LLM.from_loaded(tiny, EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 21, profile="none"))
     spec = {"method": "suffix", "num_draft_tokens": 4, "policy": "fixed"}
     arm = EngineArm(llm, "suffix", "plain", spec, raw=True)
     alone = Cell(0, ("abcabcabc",), "x", max_tokens=24, ignore_eos=True)

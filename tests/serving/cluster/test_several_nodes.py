@@ -34,8 +34,7 @@ def open_split(_spec, **degrees):
     checkpoint = RandomCheckpoint(small_config(), seed=1)
     config = EngineConfig(dtype="float32", executor="torch", kv_cache_memory_bytes=1 << 22, profile="none", **degrees)
     source = ModelSource("random", checkpoint, ByteTokenizer())  # type: ignore[arg-type]
-    llm = LLM.__new__(LLM)
-    llm._set_up(LoadedModel(source, load_executor(checkpoint, config, "random", silent)), config, None, silent)
+    llm = LLM.from_loaded(LoadedModel(source, load_executor(checkpoint, config, "random", silent)), config)
     return AsyncLLM(llm)
 
 
