@@ -25,7 +25,7 @@ _DRAFTERS = {
     "suffix": "paceline.drafters.lookup.make:make_suffix",
     "draft_model": "paceline.drafters.draft_model:make_draft_model",
     "cross_vocabulary": "paceline.drafters.cross_vocabulary:make_cross_vocabulary",
-    "hybrid": "paceline.drafters.hybrid:make_hybrid",
+    "hybrid": "paceline.drafters.hybrid.drafter:make_hybrid",
     "lookahead": "paceline.drafters.lookahead:Lookahead",
     "jacobi": "paceline.drafters.jacobi:Jacobi",
     "specinfer": "paceline.drafters.specinfer:make_specinfer",

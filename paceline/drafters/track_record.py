@@ -1,7 +1,7 @@
 """`TrackRecord`: acceptance record of one drafter for one request, verified or not.
 
 It reads committed tokens only, so decisions based on it do not change the output's law. Not the place for deciding
-(`hybrid.py`).
+(`hybrid/`).
 """
 
 from collections.abc import Sequence

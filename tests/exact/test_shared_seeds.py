@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from paceline.drafters.base import BaseDrafter, DraftContext, Drafter
-from paceline.drafters.hybrid import Hybrid
-from paceline.drafters.hybrid_child import Child
+from paceline.drafters.hybrid.child import Child
+from paceline.drafters.hybrid.drafter import Hybrid
 from paceline.sampling import CounterRandomness, Judge, Law, TokenTree, judge, resolve
 from paceline.speculation import BatchStats, DrafterTraits, DraftStats, FixedPrices, LengthPolicy, StepOutcome
 from paceline.testing.table_model import TableModel, Tokens, run

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.drafters.base import BaseDrafter, DraftContext
-from paceline.drafters.hybrid import Hybrid
-from paceline.drafters.hybrid_child import Child
+from paceline.drafters.hybrid.child import Child
+from paceline.drafters.hybrid.drafter import Hybrid
 from paceline.sampling import Law, Randomness, TokenTree, union, verify, verify_sample_and_match
 from paceline.sampling.rules import verify_auto
 from paceline.speculation import DrafterTraits, FixedPrices

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from paceline.drafters.base import BaseDrafter
-from paceline.drafters.hybrid import Hybrid
-from paceline.drafters.hybrid_child import Child
+from paceline.drafters.hybrid.child import Child
+from paceline.drafters.hybrid.drafter import Hybrid
 from paceline.drafters.lookahead import Lookahead
 from paceline.drafters.registry import make_drafter
 from paceline.errors import InvalidParameter

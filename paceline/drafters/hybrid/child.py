@@ -1,6 +1,6 @@
 """One of a hybrid's drafters with its prices, and its construction from the user's description.
 
-Not the place for choosing the drafter of a step (`hybrid.py`).
+Not the place for choosing the drafter of a step (`choice.py`).
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Prices of the step that a hybrid drafts for, and separate noise for its children.
 
-Not the place for choosing the drafter (`hybrid.py`).
+Not the place for choosing the drafter (`choice.py`).
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paceline.drafters.base import DraftContext
-from paceline.drafters.hybrid_child import Child
+from paceline.drafters.hybrid.child import Child
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT, Purpose, Randomness
 from paceline.speculation.records import DraftRates

@@ -11,22 +11,22 @@ requires chains, pass ``unite=False``.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from paceline.drafters.base import DraftContext
-from paceline.drafters.hybrid_child import Child, make_child
-from paceline.drafters.hybrid_step import Apart, Best, StepPrices
-from paceline.drafters.hybrid_union import by_chance
+from paceline.drafters.hybrid.child import Child, make_child
+from paceline.drafters.hybrid.choice import NO_PART, NOTHING, Choice, Plan, Proposal, Request
+from paceline.drafters.hybrid.step import Apart, StepPrices
+from paceline.drafters.hybrid.union import by_chance
 from paceline.drafters.services import DraftServices
 from paceline.drafters.track_record import TrackRecord
 from paceline.errors import InvalidParameter
 from paceline.sampling.law import Law
 from paceline.sampling.tree import TokenTree, union
-from paceline.speculation.best_draft import READING_MARGIN
 from paceline.speculation.outcome import RequestOutcome
 from paceline.speculation.policies.base import one_more_pays
-from paceline.speculation.records import PRIOR_RATE, DraftRates, tokens_to_come
+from paceline.speculation.records import DraftRates
 from paceline.speculation.traits import DrafterTraits
 
 _NODES_PER_CHILD = 1 << 16
@@ -36,71 +36,8 @@ _MODEL_MEMORY = 0.95
 switch a model off after a few unlucky drafts, with no later drafts to correct the estimate."""
 _PRIOR_WEIGHT = 4.0
 """Weight, in drafts, of earlier requests' rates as the prior of a new request."""
-_MORE = 1
-"""Tokens beyond the best length that a chain drafted in one call gets, for where its model is confident."""
 _IN_A_ROW = 4
 """Largest number of new tokens since the latest draft for which a draft's time counts as drafting, not as prefill."""
-_EXPLORE_EVERY = 8
-"""A child with a model that no longer pays is tried again after 8 steps, then after twice as many, and so on."""
-
-
-EMPTY, NO_PART = TokenTree(), Best(0, 0.0, 1.0)
-
-
-@dataclass(slots=True)
-class _Proposal:
-    """What a child proposed for a request.
-
-    Attributes:
-        tree, chances: the whole tree, and the acceptance probabilities of its nodes.
-        best: for a free child, the part that is worth verifying.
-    """
-
-    child: int
-    tree: TokenTree
-    chances: Sequence[float] = ()
-    best: Best = NO_PART
-
-    @property
-    def kept(self) -> TokenTree:
-        """For a free child, the part of the tree that is worth verifying."""
-        return self.tree.prune(self.best.size)
-
-
-NOTHING = _Proposal(-1, EMPTY)
-
-
-@dataclass(slots=True)
-class _Request:
-    """A request's record with each child, and the proposals of the current step.
-
-    Attributes:
-        length: committed tokens when the waiting proposals were made.
-        num_read: by child, the length of the text when it was last asked.
-        num_tries: by child, consecutive trial drafts.
-    """
-
-    records: list[TrackRecord]
-    length: int = 0
-    num_read: dict[int, int] = field(default_factory=dict)
-    waiting: list[_Proposal] = field(default_factory=list)
-    num_tries: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Plan:
-    """Which drafter is used: `free` only (maybe empty), or child `drawing` for `length` tokens merged with `beside`."""
-
-    free: _Proposal
-    drawing: int | None = None
-    length: int = 0
-    beside: TokenTree = EMPTY
-
-    @property
-    def guess(self) -> tuple[int, ...]:
-        """Tokens of the free proposal to pass as `DraftContext.guess`, fewer than `length`."""
-        tree = self.free.kept
-        return tree.tokens_to(len(tree) - 1)[: self.length - 1] if len(tree) else ()
 
 
 class Hybrid:
@@ -124,7 +61,8 @@ class Hybrid:
             raise InvalidParameter("drafters", f"{len(children)} given", "name at least two")
         self._children, self._unite, self._clock = tuple(children), unite, clock
         self._free = [at for at, child in enumerate(children) if child.is_free]
-        self._models = {at: child for at, child in enumerate(children) if not child.is_free}
+        self._models = [at for at, child in enumerate(children) if not child.is_free]
+        self._choice = Choice(self._children, unite)
         self.traits = DrafterTraits(
             branches=unite or any(child.traits.branches for child in children),
             whole=True,
@@ -138,7 +76,7 @@ class Hybrid:
         )
         self.chosen_seconds = 0.0
         self._rates = {at: DraftRates() for at in self._models}
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, Request] = {}
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """One tree per context."""
@@ -149,7 +87,7 @@ class Hybrid:
         step = StepPrices(self._children, contexts)
         for child in self._free:
             self._ask(child, [(*each, each[0].budget) for each in work], step)
-        plans = [self._plan(*each, step) for each in work]
+        plans = [self._choice.plan(*each, step) for each in work]
         for child in self._models:
             asked = [
                 (replace(context, guess=plan.guess), request, plan.length)
@@ -175,11 +113,11 @@ class Hybrid:
         for child in self._children:
             child.drafter.release(request_id)
 
-    def _begin(self, context: DraftContext) -> _Request:
+    def _begin(self, context: DraftContext) -> Request:
         request = self._requests.get(context.request_id)
         if request is None or request.length > len(context.token_ids):
             records = [self._record(child) for child in range(len(self._children))]
-            request = self._requests[context.request_id] = _Request(records)
+            request = self._requests[context.request_id] = Request(records)
         request.length, request.waiting = len(context.token_ids), []
         return request
 
@@ -190,7 +128,7 @@ class Hybrid:
         of_all = self._rates[child]
         return TrackRecord(_MODEL_MEMORY, of_all.as_prior(_PRIOR_WEIGHT), of_all)
 
-    def _judge(self, request: _Request, token_ids: Sequence[int]) -> None:
+    def _judge(self, request: Request, token_ids: Sequence[int]) -> None:
         """Add the step to every child's record: its proposal, or that it made none."""
         made = {proposal.child: proposal for proposal in request.waiting}
         emitted = token_ids[request.length :]
@@ -199,7 +137,7 @@ class Hybrid:
             record.learn(proposal.tree, emitted)
         request.length, request.waiting = len(token_ids), []
 
-    def _ask(self, child: int, work: Sequence[tuple[DraftContext, _Request, int]], step: StepPrices) -> None:
+    def _ask(self, child: int, work: Sequence[tuple[DraftContext, Request, int]], step: StepPrices) -> None:
         """Let a child propose for each (context, request, budget); proposals are stored in the requests."""
         if not work:
             return
@@ -219,10 +157,10 @@ class Hybrid:
             tree = tree.prune(budget, context.max_depth)
             chances = request.records[child].chances(tree)
             best = step.best_nodes(chances) if child in self._free else NO_PART
-            request.waiting.append(_Proposal(child, tree, chances, best))
+            request.waiting.append(Proposal(child, tree, chances, best))
 
     def _learn_price(
-        self, child: int, work: Sequence[tuple[DraftContext, _Request, int]], trees: Sequence[TokenTree], seconds: float
+        self, child: int, work: Sequence[tuple[DraftContext, Request, int]], trees: Sequence[TokenTree], seconds: float
     ) -> None:
         """Learn the cost of a draft, unless one of the texts needed a prefill."""
         unread = max(len(context.token_ids) - request.num_read.get(child, 0) for context, request, _ in work)
@@ -241,7 +179,7 @@ class Hybrid:
         if child in self._free:
             return context
         lent = replace(context, budget=budget, randomness=Apart(context.randomness, child * _NODES_PER_CHILD))
-        if self._takes_nodes(child, context):
+        if self._choice.takes_nodes(child, context):
             return replace(lent, asks_beliefs=True)  # the verified part is chosen after the chain is drafted
         prices, acceptance = step.of[child], record.rates.acceptance
 
@@ -253,69 +191,7 @@ class Hybrid:
 
         return replace(lent, keep_drafting=keep, asks_beliefs=True)
 
-    def _plan(self, context: DraftContext, request: _Request, step: StepPrices) -> _Plan:
-        """Choose the drafter by expected tokens per second. It must not depend on drawn tokens; none are drawn yet."""
-        free = max(request.waiting, key=lambda proposal: proposal.best.worth, default=NOTHING)
-        plan, worth = _Plan(free), free.best.worth
-        for child in self._models:
-            beside = free.best if self._takes_nodes(child, context) else None
-            best = step.best(child, request.records[child].rates, context.longest, beside)
-            if self._should_ask(child, context, request, step, best.worth if best.size else 0.0, worth):
-                plan = self._drawing(child, context, free, step, best)
-                worth = max(best.worth, worth)
-        return plan
-
-    def _drawing(self, child: int, context: DraftContext, free: _Proposal, step: StepPrices, best: Best) -> _Plan:
-        """The plan in which `child` drafts, merged with the free proposal where that is worth its rows."""
-        length = max(best.size, 1)
-        if self._takes_nodes(child, context):
-            return _Plan(free, child, min(length + _MORE, context.budget))
-        beside = free.kept.prune(context.budget - length)
-        if not self._is_worth_rows(free, beside, step, best):
-            beside = EMPTY
-        traits = self._children[child].traits
-        if traits.at_once:
-            length = min(length + _MORE, context.budget - len(beside))
-        elif not traits.branches:
-            length = context.budget - len(beside)  # `keep_drafting` ends the chain
-        return _Plan(free, child, length, beside)
-
-    def _should_ask(
-        self, child: int, context: DraftContext, request: _Request, step: StepPrices, promised: float, worth: float
-    ) -> bool:
-        """Whether a child with expected gain `promised` should draft, where `worth` is available without it.
-
-        Both are rates relative to plain decoding. The gain over the expected rest of the answer must also pay for the
-        child's prefill. A child that was not asked for long is tried with the gain of the prior acceptance rate.
-        """
-        if promised > worth:
-            request.num_tries[child] = 0
-        elif request.records[child].steps_since_draft >= _EXPLORE_EVERY << request.num_tries.get(child, 0):
-            request.num_tries[child] = request.num_tries.get(child, 0) + 1
-            promised = (1 + PRIOR_RATE) / step.of[child][1]
-        if promised <= worth:
-            return False
-        num_said = len(context.token_ids) - context.num_prompt_tokens
-        saved = (1 / worth - 1 / promised) * tokens_to_come(num_said, context.params.max_tokens - num_said)
-        unread = len(context.token_ids) - request.num_read.get(child, 0)
-        reading = step.size * self._children[child].reading(unread) / step.plain_seconds
-        return saved > READING_MARGIN * reading
-
-    def _is_worth_rows(self, free: _Proposal, beside: TokenTree, step: StepPrices, best: Best) -> bool:
-        """Whether the tokens that `beside` is expected to add are worth the cost of its rows, at the step's rate.
-
-        They count only where the draft's first token is rejected, with estimated probability 1 / (1 + `best.tokens`).
-        """
-        if not self._unite or not len(beside):
-            return False
-        added = free.best.tokens * len(beside) / free.best.size / (1 + best.tokens)
-        return added > (step.rows[best.size + len(beside)] - step.rows[best.size]) * max(best.worth, 1.0)
-
-    def _takes_nodes(self, child: int, context: DraftContext) -> bool:
-        """Whether the child drafts a greedy chain with acceptance probabilities, whose nodes can be dropped singly."""
-        return self._unite and self._children[child].traits.at_once and context.takes_argmax
-
-    def _joined(self, request: _Request, plan: _Plan, step: StepPrices) -> TokenTree:
+    def _joined(self, request: Request, plan: Plan, step: StepPrices) -> TokenTree:
         """The tree to verify."""
         drawing = next((p for p in request.waiting if p.child == plan.drawing), NOTHING)
         drawn, free = drawing.tree, plan.free

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.drafters.hybrid_union import by_chance
+from paceline.drafters.hybrid.union import by_chance
 from paceline.sampling import TokenTree
 
 CHAIN = st.lists(st.integers(0, 3), min_size=1, max_size=4)

@@ -1,7 +1,7 @@
 """`by_chance`: merge two deterministic proposals into one tree with nodes in order of acceptance probability.
 
 Only for deterministic proposals, whose nodes may be dropped depending on their token; for drawn ones see
-`sampling.tree.union`. Not for choosing the drafter (`hybrid.py`) or the number of nodes (`hybrid_step.py`).
+`sampling.tree.union`. Not for choosing the drafter (`choice.py`) or the number of nodes (`step.py`).
 """
 
 from collections.abc import Sequence
