@@ -4,9 +4,9 @@
 
 The cuda executor on CPU tensors stages rows, launches passes ahead and answers questions as on a GPU, but a pass only
 ends a given time after the one before it. Its tokens are a function of the tokens and positions it is given, which the
-drafter knows and misses one time in five. Prints tokens per second plainly, with drafts of four, with adaptive drafts,
-and with `suffix`, which remembers the answers of earlier runs; in runs one after another, because policies learn. Not
-for the speed of passes (`gpu.py`).
+drafter knows and misses one time in five. Prints tokens per second plainly, at a temperature (draws take no time and
+give the same tokens), with drafts of four, with adaptive drafts, and with `suffix`, which remembers the answers of
+earlier runs; in runs one after another, because policies learn. Not for the speed of passes (`gpu.py`).
 """
 
 import argparse
@@ -30,6 +30,7 @@ from paceline.models.cuda_executor.paged_rows import num_splits  # noqa: E402
 from paceline.models.cuda_executor.passes import Launched  # noqa: E402
 
 NUM_DRAFTS, LENGTH, VOCABULARY, _TILE = 4, 128, 151_936, 4
+WAYS = ("plain", "drawn", "fixed", "auto", "suffix")
 _WORDS, _SURPRISES, _PRIME = 150, 0.5, 1_000_003
 """Texts have this many different tokens, and at this share of places one that does not follow from the latest."""
 
@@ -44,15 +45,18 @@ def main() -> None:
     prompts = [[token % _WORDS for token in prompt] for prompt in bench.prompts(args.requests)]
     answers = {tuple(prompt): answer(prompt) for prompt in prompts}
     found: dict[str, list[int]] = {}
-    for name, engine in (
-        ("plain", bench.engine(bench.model)),
-        ("fixed", bench.engine(bench.model, NUM_DRAFTS, answers)),
-        ("auto", bench.engine(bench.model, NUM_DRAFTS, answers, "auto")),
-        ("suffix", bench.engine(bench.model, NUM_DRAFTS, policy="auto", method="suffix")),
+    for name, engine, sampling in (
+        ("plain", bench.engine(bench.model), {}),
+        ("drawn", bench.engine(bench.model), {"temperature": 0.8, "seed": 1}),
+        ("fixed", bench.engine(bench.model, NUM_DRAFTS, answers), {}),
+        ("auto", bench.engine(bench.model, NUM_DRAFTS, answers, "auto"), {}),
+        ("suffix", bench.engine(bench.model, NUM_DRAFTS, policy="auto", method="suffix"), {}),
     ):
+        if name not in args.ways:
+            continue
         gc.collect()
         gc.freeze()  # as in `paceline serve`
-        runs = [answer_all(engine, prompts, LENGTH) for _ in range(args.runs)]
+        runs = [answer_all(engine, prompts, LENGTH, **sampling) for _ in range(args.runs)]
         found[name] = [round(figures["tokens_per_second"]) for _, figures in runs]
         assert all(texts == list(answers.values()) for texts, _ in runs)
         print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
@@ -107,7 +111,10 @@ def simulate(model: Any, seconds: Callable[[int], float]) -> None:
     def fetch(*tables: torch.Tensor) -> Done:
         return Done(free[0], tables)
 
-    model.launch = launch
+    def answers(_: torch.Tensor, peaks: torch.Tensor, wide: Any) -> torch.Tensor:
+        return peaks if wide is None else torch.cat([peaks, peaks[:, :1], peaks[:, :1]], dim=1)
+
+    model.launch, model._answers = launch, answers
     model._fetch = model._foreseen._fetch = fetch
     model._foreseen._has_recorded = lambda *_: True
 
@@ -131,6 +138,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=8, help="requests at a time, up to 64")
     parser.add_argument("--pass-ms", type=float, default=0.72, help="milliseconds of a pass without drafts")
     parser.add_argument("--drafted-ms", type=float, default=0.85, help="of a pass with four drafts for each request")
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS, help="ways of decoding, all by default")
     parser.add_argument("--runs", type=int, default=3, help="runs of each kind")
     return parser.parse_args()
 

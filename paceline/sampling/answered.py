@@ -8,7 +8,6 @@ lossy ones).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -25,8 +24,7 @@ Trial = tuple[int, Law]
 """A drafted token, and the law that it was drawn from given the siblings tried before it."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Question:
+class Question(NamedTuple):
     """What a rule will read of the warped law of one row of logits.
 
     Attributes:
@@ -60,7 +58,7 @@ class Question:
             return self
         if self.edits is not None or self.next_key is None:
             return None
-        return replace(self, key=self.next_key, next_key=None)
+        return Question(self.temperature, self.min_p, self.top_k, self.top_p, None, self.next_key, self.trials)
 
     @property
     def takes_argmax(self) -> bool:

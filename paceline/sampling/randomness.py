@@ -23,6 +23,8 @@ _PURPOSE_CODES: dict[Purpose, int] = {"target": 1, "draft": 2, "accept": 3}
 _MASK = (1 << 64) - 1
 INCREMENT = 0x9E3779B97F4A7C15  # splitmix64: odd, 2^64 over the golden ratio
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_AT_ONCE = 64
+"""Target keys of as many positions are computed together: in Python one takes as long as ten of them."""
 
 
 class Randomness(Protocol):
@@ -64,6 +66,7 @@ class CounterRandomness:
     def __init__(self, seed: int, stream: int = 0) -> None:
         self.seed = seed
         self._base = _absorb(_absorb(0, seed), stream) if stream else _absorb(0, seed)
+        self._target_keys: tuple[int, list[int]] = 0, []
 
     def coin(self, probability: Any, position: int, node: int) -> bool:
         """True when `uniform(position, node)` is below `probability`."""
@@ -102,8 +105,20 @@ class CounterRandomness:
         return _absorb(_absorb(_absorb(self._base, position), _PURPOSE_CODES[purpose]), node)
 
     def target_key(self, position: int) -> int:
-        """The key of the target's own draw at a position."""
-        return self.key(position, "target", ROOT)
+        """The key of the target's own draw at a position: `key` with purpose ``target`` and no node."""
+        first, keys = self._target_keys
+        if not 0 <= position - first < len(keys):
+            positions = np.arange(position, position + _AT_ONCE).astype(np.uint64)
+            of_purpose = _absorbed(_absorbed(np.uint64(self._base), positions), np.uint64(_PURPOSE_CODES["target"]))
+            first, keys = self._target_keys = position, _absorbed(of_purpose, np.uint64(ROOT & _MASK)).tolist()
+        return keys[position - first]
+
+
+def _absorbed(keys: Any, words: Any) -> np.ndarray:
+    """`_absorb` of uint64 numbers, at least one of them an array."""
+    state = keys ^ words
+    state += np.uint64(INCREMENT)
+    return _mixed(state)
 
 
 def _absorb(key: int, word: int) -> int:
@@ -123,6 +138,11 @@ def _stream(key: int, indices: np.ndarray) -> np.ndarray:
     state = (indices + 1).astype(np.uint64)
     state *= np.uint64(INCREMENT)
     state += np.uint64(key)
+    return _mixed(state)
+
+
+def _mixed(state: np.ndarray) -> np.ndarray:
+    """`_mix` of uint64 numbers, in place."""
     state ^= state >> np.uint64(30)
     state *= np.uint64(MULTIPLIERS[0])
     state ^= state >> np.uint64(27)

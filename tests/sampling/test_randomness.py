@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.sampling import CounterRandomness, Law, fresh_seed
-from paceline.sampling.randomness import Purpose, _stream
+from paceline.sampling.randomness import ROOT, Purpose, _stream
 
 MASK = 2**64 - 1
 keys = st.tuples(st.integers(0, 10**6), st.sampled_from(["target", "draft", "accept"]), st.integers(-1, 300))
@@ -43,6 +43,14 @@ def test_fast_noise_is_the_slow_noise(seed: int, key: tuple[int, Purpose, int]) 
     fast = CounterRandomness(seed).exponentials(tokens, *key)
     slow = [slow_noise(seed, *key, token) for token in tokens.tolist()]
     np.testing.assert_allclose(fast, slow, rtol=1e-14)
+
+
+@given(st.integers(-(2**70), 2**70), st.integers(0, 3), st.lists(st.integers(0, 300), min_size=1, max_size=20))
+def test_target_keys_are_the_keys_of_the_targets_draws(seed: int, stream: int, positions: list[int]) -> None:
+    """They are computed many at a time; in whatever order they are asked for, each is that of its position."""
+    randomness = CounterRandomness(seed, stream)
+    for position in [*positions, 2**40, *positions]:
+        assert randomness.target_key(position) == randomness.key(position, "target", ROOT)
 
 
 def test_known_answers() -> None:

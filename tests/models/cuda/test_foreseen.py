@@ -1,6 +1,5 @@
 """Passes launched before they are asked for: what is taken is what a pass of its own gives, and nothing else is."""
 
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,7 +38,7 @@ def drawn_at(position, **law):
     asked = Question(
         **({"temperature": 0.8, "min_p": 0.0, "top_k": 0, "top_p": 1.0, "edits": None, "key": keys[0]} | law)
     )
-    return replace(asked, next_key=keys[1])
+    return asked._replace(next_key=keys[1])
 
 
 def always(model: CudaModel) -> Foreseen:
@@ -201,7 +200,7 @@ def test_drawn_tokens_are_foreseen_too(model, laws):
 @pytest.mark.parametrize("changed", [{"key": 3}, {"temperature": 0.5}, {"min_p": 0.3}, {"top_k": 2}, {"top_p": 0.4}])
 def test_another_question_is_answered_by_a_pass_of_its_own(model, changed):
     def change(step, asked):
-        return [asked[0], replace(asked[1], **changed)] if step == 3 else asked
+        return [asked[0], asked[1]._replace(**changed)] if step == 3 else asked
 
     plain = CudaModel(CHECKPOINT, "cpu", "float32", attention="by_position")
     assert picks_of_draws(model, 6, LAWS[1], change) == picks_of_draws(plain, 6, LAWS[1], change)
@@ -210,12 +209,12 @@ def test_another_question_is_answered_by_a_pass_of_its_own(model, changed):
 
 def test_a_key_by_which_nothing_is_drawn_does_not_matter(model):
     greedy = {"temperature": 0.0}
-    picks_of_draws(model, 5, (greedy, greedy), lambda step, asked: [replace(each, key=7 * step) for each in asked])
+    picks_of_draws(model, 5, (greedy, greedy), lambda step, asked: [each._replace(key=7 * step) for each in asked])
     assert model._foreseen.num_taken == 4
 
 
 def test_nothing_is_begun_where_the_next_key_is_unknown(model):
-    picks_of_draws(model, 3, LAWS[1], lambda _, asked: [replace(each, next_key=None) for each in asked])
+    picks_of_draws(model, 3, LAWS[1], lambda _, asked: [each._replace(next_key=None) for each in asked])
     assert model._foreseen.num_foreseen == 0
 
 
