@@ -5,6 +5,7 @@ probabilities are estimated from the length of the match. For comparing several 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -37,9 +38,6 @@ class NGram:
     Args:
         prompt_lookup_max, prompt_lookup_min: longest and shortest suffix looked up, in tokens.
         occurrence: which of several earlier occurrences to use.
-
-    Attributes:
-        prompt_lookup: the options, for a device that looks texts up itself (`LooksUp`).
     """
 
     name = "ngram"
@@ -55,7 +53,8 @@ class NGram:
             raise InvalidParameter("prompt_lookup_max", problem, "raise it or lower prompt_lookup_min")
         if occurrence not in ("latest", "earliest"):
             raise InvalidParameter("occurrence", f"{occurrence!r} is unknown", "use 'latest' or 'earliest'")
-        self.prompt_lookup = prompt_lookup_max, prompt_lookup_min, occurrence == "earliest"
+        self._lookup = prompt_lookup_max, prompt_lookup_min, occurrence == "earliest"
+        self.traits = replace(NGram.traits, prompt_lookup=self._lookup)
         self._texts: dict[str, _Text] = {}
         self.rates = Rates()
         self._read(_Text(), (0,))  # compile now, not during a request
@@ -90,7 +89,7 @@ class NGram:
         """See `lookup.repetition.read`."""
         start = text.extend(token_ids)
         rates = self.rates
-        return reader()(text.tokens, start, text.length, *self.prompt_lookup, rates.rates, rates.weights)
+        return reader()(text.tokens, start, text.length, *self._lookup, rates.rates, rates.weights)
 
 
 class Rates:

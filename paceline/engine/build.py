@@ -29,7 +29,7 @@ from paceline.scheduling.pages import PagePool
 from paceline.scheduling.profile import Profile
 from paceline.scheduling.scheduler import Scheduler
 from paceline.scheduling.stop import StopChecker
-from paceline.speculation import LearnedPrices, make_policy
+from paceline.speculation import DrafterTraits, LearnedPrices, make_policy
 from paceline.speculation.policies import Goodput, WhereFaster
 from paceline.speculation.prices import CPU_BALANCE, GPU_BALANCE, LearnedPass, PassSeconds, roofline
 from paceline.types import NamedProgress
@@ -164,7 +164,7 @@ def build_engine(
         drafter = drafter or _drafter(spec, services)
     prices = LearnedPrices(passes, drafter.traits, hides_host=looks_ahead)
     speculation = _speculation(spec, drafter, prices, looks_ahead)
-    num_ahead = _look_ahead(loaded.model, cache, drafter, speculation.most)
+    num_ahead = _look_ahead(loaded.model, cache, drafter.traits, speculation.most)
     limits = _scheduler_config(config, limit, profile, num_ahead)
     stop, branches = StopChecker(source.eos_token_ids), drafter.traits.branches
     scheduler = Scheduler(limits, pool, speculation.policy, stop, branches)
@@ -201,16 +201,16 @@ def _prior(
         return guess
 
 
-def _look_ahead(model: CausalLM, cache: KVCache, drafter: Drafter, most: int) -> int:
+def _look_ahead(model: CausalLM, cache: KVCache, traits: DrafterTraits, most: int) -> int:
     """The lookahead slots of each request, after telling the cache of a drafter whose steps can be started early.
 
     Args:
         most: longest draft.
     """
     num_ahead = model.num_lookahead_slots if isinstance(model, LooksAhead) else 0
-    if num_ahead and getattr(drafter, "verified_early", False):
+    if num_ahead and traits.verified_early:
         return num_ahead + 2 * most  # the next pass begins up to `most` tokens later, and has as many drafts
-    how = getattr(drafter, "prompt_lookup", None)
+    how = traits.prompt_lookup
     if how is None or not (num_ahead and most and isinstance(cache, LooksUp)):
         return num_ahead
     longest, shortest, earliest = how

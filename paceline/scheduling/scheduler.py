@@ -206,7 +206,7 @@ class Scheduler:
             self._prefilled(grant, count, now)
         else:
             request.num_computed += count
-            request.draft_stats.learn(outcome)
+            request.draft_stats.learn(outcome.without_draft() if outcome.is_own else outcome)
         page_size = self.pool.page_size
         if request.num_computed >= (len(request.page_digests) + 1) * page_size:
             self._publish(request)

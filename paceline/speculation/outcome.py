@@ -65,10 +65,12 @@ class RequestOutcome:
     is_own: bool = False
 
     def without_draft(self) -> "RequestOutcome":
-        """The outcome as if the same tokens had been decoded without a draft."""
+        """The outcome as if the same tokens had been decoded without a draft, with the states that were computed."""
         return RequestOutcome(
-            self.request_id, self.token_ids, self.num_new, self.num_prefill_tokens, finished=self.finished
-        )
+            self.request_id, self.token_ids, self.num_new, self.num_prefill_tokens, taps=self.taps,
+            first_tapped=self.first_tapped, num_prompt_tokens=self.num_prompt_tokens, temperature=self.temperature,
+            salt=self.salt, finished=self.finished,
+        )  # fmt: skip
 
     @property
     def new_tokens(self) -> Sequence[int]:

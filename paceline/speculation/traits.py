@@ -33,6 +33,9 @@ class DrafterTraits:
             by the coupled rule, too.
         reads: it has a model with its own KV cache, which must be filled with a request's text before the first draft.
         taps: layers whose hidden states it needs for every committed token, as in `CausalLM.forward`.
+        verified_early: a device may begin to verify a draft before the host knows it.
+        prompt_lookup: longest and shortest n-gram, and whether the earliest occurrence counts, of a drafter that makes
+            nothing but such lookups: a device can make them itself (`LooksUp`).
     """
 
     branches: bool = False
@@ -48,6 +51,8 @@ class DrafterTraits:
     prefers_coupled: bool = False
     reads: bool = False
     taps: tuple[int, ...] = ()
+    verified_early: bool = False
+    prompt_lookup: tuple[int, int, bool] | None = None
 
     def __post_init__(self) -> None:
         if not self.cost_ratio >= 0:

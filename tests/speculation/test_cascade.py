@@ -182,6 +182,15 @@ def test_the_base_is_measured_anew():
     assert sum(phase == "base" for phase, _ in seen) >= 8
 
 
+def test_requests_own_drafts_are_in_no_phase():
+    """An answer that begins as its prediction says: the steps that verify it are not what plain decoding takes."""
+    policy, speed = Cascade(), utility(0.8, 0.35)
+    for _ in range(20):
+        own = RequestOutcome("r", num_new=5000, num_draft_tokens=4, is_own=True)
+        policy.observe(StepOutcome([own], seconds=StepSeconds(verifying=1000.0)))
+    assert {length for phase, length in run(policy, speed, 60) if phase == "set"} == {2, 3}
+
+
 def test_without_drafts_to_try_it_drafts_nothing():
     assert Cascade(max_length=0).budgets([DraftStats()], BatchStats()) == [0]
 

@@ -335,3 +335,17 @@ def test_what_a_drafter_has_not_read_is_counted():
     assert (stats.num_said, stats.num_left) == (5, 25)
     state.withdraw()
     assert stats.num_unread == state.num_tokens == 15
+
+
+def test_a_requests_own_draft_is_none_of_the_drafters():
+    """It reads nothing for the drafter, which still has the prompt before it, and continues none of its drafts."""
+    scheduler = Scheduler(SchedulerConfig(), PagePool(8, 16), Fixed(2))
+    state = RequestState("r", [1] * 9, SamplingParams(max_tokens=30))
+    scheduler.add(state)
+    scheduler.schedule(0.0)
+    scheduler.update([StepResult("r", 9, (5,))], 0.0)
+    for own, unread, in_a_row in ((True, 12, False), (False, 0, False), (False, 0, True), (True, 3, False)):
+        scheduler.schedule(0.0)
+        [commit] = scheduler.update([StepResult("r", 0, (7, 7, 8), 2, is_own=own)], 0.0)
+        assert (state.draft_stats.num_unread, commit.outcome.in_a_row) == (unread, in_a_row)
+    assert state.draft_stats.num_drafts == 2 and state.draft_stats.last_budget == 2

@@ -52,9 +52,6 @@ class HeadDrafter:
         record: of the head.
         shape: of the trees.
         cost_ratio: cost of one level over that of a target pass.
-
-    Attributes:
-        verified_early: whether a device may begin to verify a draft before the host knows it.
     """
 
     def __init__(
@@ -63,7 +60,6 @@ class HeadDrafter:
         self.name, self.runner, self._begin, config = name, runner, shape.begin, record.config
         self._ids = None if record.draft_ids is None else record.draft_ids.astype(np.int64)
         self._chains = cast(ChainRunner, runner) if not shape.branches and runner.can_chain else None
-        self.verified_early = self._chains is not None and runner.verifies_early
         self._deepest = config.num_steps if not isinstance(runner, _READERS) else None
         natural = config.num_steps + (_FURTHER if self._deepest is None else 0)
         self.traits = DrafterTraits(
@@ -75,6 +71,7 @@ class HeadDrafter:
             prefers_coupled=self._chains is not None and self._chains.can_draw,
             reads=isinstance(runner, _READERS),
             taps=config.taps,
+            verified_early=self._chains is not None and runner.verifies_early,
         )
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:

@@ -78,8 +78,9 @@ class Cascade(LengthPolicy):
         return [min(self._length, self._max_length)] * len(requests)
 
     def observe(self, step: StepOutcome) -> None:
-        """Count a step without prefill rows; start the next phase or trial when this one's steps are done."""
-        if not step.only_decodes or not step.requests:
+        """Count a step without prefill rows and requests' own drafts, which no phase decides; start the next phase or
+        trial when this one's steps are done."""
+        if not step.only_decodes or not step.requests or any([one.is_own for one in step.requests]):
             return
         size_class = step.num_decodes.bit_length()
         if size_class != self._size_class:

@@ -9,12 +9,12 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from paceline.config import SpeculativeConfig
-from paceline.drafters.base import DraftContext, Drafter
+from paceline.drafters.base import ChoosingDrafter, DraftContext, Drafter
 from paceline.drafters.registry import make_drafter, resolve_drafter
 from paceline.drafters.services import DraftServices
 from paceline.errors import DrafterWarning, InvalidParameter, PacelineError, warn_safely
@@ -56,6 +56,11 @@ class Recorded:
         self._requests: dict[str, _Request] = {}
         self._is_full = False
         weakref.finalize(self, _write_rest, ring)
+
+    @property
+    def chosen_seconds(self) -> float:
+        """Of a drafter with the trait `chooses`, see `ChoosingDrafter`."""
+        return cast(ChoosingDrafter, self._drafter).chosen_seconds
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """The proposals of the wrapped drafter."""

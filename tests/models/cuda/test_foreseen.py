@@ -1,6 +1,5 @@
 """Passes launched before they are asked for: what is taken is what a pass of its own gives, and nothing else is."""
 
-
 import numpy as np
 import pytest
 

@@ -125,6 +125,35 @@ def test_what_is_kept_are_the_texts_and_their_states(target, tmp_path):
         np.testing.assert_array_equal(store.rows([one], range(len(store.taps))), expected)
 
 
+def test_texts_that_follow_their_predictions_are_kept_whole(target, tmp_path):
+    """Steps that verify a request's own draft compute states of its text, as others do."""
+    recipe = RECIPES["medusa"](training_target(target.source), np.arange(131, dtype=np.int32), 2)
+    head = save_head(recipe.record(recipe.net.state_dict(), {}), tmp_path / "head")
+    [prompt] = prompts_of(0, 1)
+    [text], _ = serve(target, spec_of(head), [prompt])
+    predicted = replace(GREEDY, prediction=[*text[:6], 1, 2, *text[7:]])
+    assert serve(target, recorded(spec_of(head), tmp_path / "kept"), [prompt], predicted)[0] == [text]
+    [one] = TapStore(tmp_path / "kept").documents
+    assert one.conversation.ids.tolist() == [*prompt, *text][: len(prompt) + len(text)]
+
+
+@pytest.mark.parametrize("method", ["hybrid", "ngram", "head"])
+def test_what_a_drafter_declares_is_declared_of_what_is_kept(target, tmp_path, method):
+    recipe = RECIPES["medusa"](training_target(target.source), np.arange(131, dtype=np.int32), 2)
+    head = save_head(recipe.record(recipe.net.state_dict(), {}), tmp_path / "head")
+    own = {"path": str(head)}
+    options = {"hybrid": {"drafters": ["suffix", {"method": HEAD} | own]}, "ngram": {}, "head": own}[method]
+    spec = SpeculativeConfig(HEAD if method == "head" else method, num_draft_tokens=2, options=options)
+    texts = [serve(target, each, prompts_of(0, 2))[0] for each in (spec, recorded(spec, tmp_path / "kept"))]
+    assert texts[0] == texts[1]
+    config = EngineConfig(kv_cache_memory_bytes=1 << 22, executor="numba")
+    own, kept = (
+        build_engine(target, config, each).drafter for each in (spec, recorded(spec, tmp_path / "again"))
+    )  # fmt: skip
+    assert replace(kept.traits, taps=own.traits.taps) == own.traits
+    assert hasattr(kept, "chosen_seconds") == own.traits.chooses == (method == "hybrid")
+
+
 def test_private_requests_are_not_kept(target, tmp_path, monkeypatch):
     recipe = RECIPES["medusa"](training_target(target.source), np.arange(131, dtype=np.int32), 2)
     head = save_head(recipe.record(recipe.net.state_dict(), {}), tmp_path / "head")
