@@ -289,9 +289,11 @@ def predicted(tokenizer: Tokenizer, params: SamplingParams) -> Prediction | None
 
 
 def spellings(tokenizer: Tokenizer, word: str) -> list[list[int]]:
-    """Token ids of `word` at the beginning of a text and after a space; both are forbidden, as in vLLM."""
+    """Token ids of `word` as it is, at the beginning of a text and after a space; all are forbidden. White space alone
+    is forbidden as it is."""
     bare = word.lstrip()
-    options = [tokenizer.encode(text, add_special_tokens=False) for text in (bare, " " + bare)]
+    texts = (bare, " " + bare, word) if bare else (word,)
+    options = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     return [ids for i, ids in enumerate(options) if ids and ids not in options[:i]]
 
 

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.engine.live import spellings
 from paceline.engine.text import TextStream
 from tests.fakes import ByteTokenizer
 
@@ -59,3 +60,9 @@ def test_a_stop_string_may_stay():
     stream = TextStream(ByteTokenizer(), ["ab", "b"], keeps_stop=True)
     assert [stream.push(ord(character)) for character in "xab"] == ["x", "", "ab"]
     assert stream.finish() == "" and stream.text == "xab" and stream.stop_string == "ab"
+
+
+def test_bad_words_are_forbidden_in_every_spelling():
+    spelled = {word: spellings(ByteTokenizer(), word) for word in ("ab", " ab", "\nab", "\n", "  ")}
+    ab = [[97, 98], [32, 97, 98]]
+    assert spelled == {"ab": ab, " ab": ab, "\nab": [*ab, [10, 97, 98]], "\n": [[10]], "  ": [[32, 32]]}
