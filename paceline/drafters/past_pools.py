@@ -42,6 +42,7 @@ class PastPools(Generic[_Pool]):
         """Add a finished output of `salt`."""
         pool = self._pools.pop(salt, None) or self._make()
         pool.add(token_ids)
-        self._pools[salt] = pool
+        if pool.num_tokens:
+            self._pools[salt] = pool
         while len(self._pools) > 1 and sum(each.num_tokens for each in self._pools.values()) > self._max_tokens:
             self._pools.popitem(last=False)

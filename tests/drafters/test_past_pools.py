@@ -42,3 +42,11 @@ def test_all_pools_together_stay_within_the_bound_and_the_oldest_salt_goes_first
     assert [pools.of(salt).num_tokens for salt in (b"a", b"b", b"c", b"never")] == [0, 0, 4, 0]
     pools.add(b"d", [1] * 6)
     assert [pools.of(salt).num_tokens for salt in (b"c", b"d")] == [4, 6]
+
+
+@pytest.mark.parametrize("make", [Blended, Suffix])
+def test_where_nothing_is_remembered_no_salt_is_either(make):
+    drafter = make(max_cached_tokens=0)
+    for number in range(20):
+        finish(drafter, [1, 2, 3, 4], bytes([number]))
+    assert not drafter._past._pools
