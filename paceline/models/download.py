@@ -7,6 +7,7 @@ and with the right checksum. Not for hub ids (`resolve.py`).
 import errno
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -206,10 +207,9 @@ def _remove_abandoned(folder: Path) -> None:
     """Delete the working folders of killed downloads; recent folders are kept, as their download may be running."""
     oldest = time.time() - _ABANDONED_SECONDS
     for work in folder.glob(f"{_PARTIAL}*"):
-        if work.stat().st_mtime < oldest:
-            for file in sorted(work.rglob("*"), reverse=True):
-                file.rmdir() if file.is_dir() else file.unlink()
-            work.rmdir()
+        with suppress(FileNotFoundError):  # another process removes it, too
+            if work.stat().st_mtime < oldest:
+                shutil.rmtree(work, ignore_errors=True)
 
 
 def _pip_failed(model: BuiltinModel, code: int, messages: str) -> DownloadFailed:

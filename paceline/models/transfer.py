@@ -217,7 +217,7 @@ class _Download:
             part.truncate(have)
             part.seek(have)
             self._progress(have, total)
-            while have < total and (piece := answer.read1(min(_CHUNK, total - have))):
+            while have < total and (piece := _piece(answer, min(_CHUNK, total - have))):
                 part.write(piece)
                 have += len(piece)
                 self._progress(have, total)
@@ -268,6 +268,15 @@ def _open(url: str, headers: dict[str, str]) -> Any:
     opener = urllib.request.build_opener(_Redirects())
     opener.addheaders = [("User-Agent", "paceline")]
     return opener.open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT)
+
+
+def _piece(answer: Any, size: int) -> bytes:
+    """Up to `size` bytes of a response. Raises ConnectionError for all that can happen to a network, which is not
+    always one: a host without a route is a plain OSError, as a full disk is."""
+    try:
+        return answer.read1(size)
+    except OSError as error:
+        raise ConnectionError(_reason(error)) from error
 
 
 def _asked_wait(error: urllib.error.HTTPError, otherwise: float) -> float:

@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 import zipfile
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -94,6 +95,12 @@ def test_what_a_killed_download_left_is_removed_when_it_is_old(index):
     os.utime(old, (0, time.time() - 100 * 3600))
     fetch_builtin(model)
     assert left_behind() == ["partial-young", "tiny.gguf"]
+
+
+def test_what_another_process_removes_meanwhile_is_no_trouble(tmp_path, monkeypatch):
+    gone = tmp_path / "partial-gone"
+    monkeypatch.setattr(Path, "glob", lambda *_: iter([gone]))
+    download._remove_abandoned(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,24 @@ def test_what_was_interrupted_goes_on_where_it_stopped(hub, target, checked):
     assert ranges(hub) == [None, f"bytes={have}-"] and seen[0] == (have, len(CONTENT))
 
 
+def test_a_network_that_goes_away_is_no_full_disk(hub, target, monkeypatch):
+    """A host without a route is no ConnectionError: it is tried again, as a broken connection is."""
+    read, troubles = transfer._piece, [OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))] * 2
+
+    class Answer:
+        def __init__(self, answer):
+            self._answer = answer
+
+        def read1(self, size):
+            if troubles:
+                raise troubles.pop()
+            return self._answer.read1(size)
+
+    monkeypatch.setattr(transfer, "_piece", lambda answer, size: read(Answer(answer), size))
+    fetch_file(remote(hub), target)
+    assert target.read_bytes() == CONTENT and not troubles
+
+
 @pytest.mark.parametrize("etags", [True, False])
 def test_connections_that_break_are_taken_up_again(hub, target, etags):
     hub.breaks, hub.etags = [1000, 70_000, 0, 5], etags
