@@ -19,7 +19,7 @@ from paceline.engine.lane import Client, Lane
 from paceline.engine.llm import LLM
 from paceline.engine.metrics import EngineMetrics, Occupancy
 from paceline.engine.prometheus import prometheus_text
-from paceline.engine.prompts import Prompt
+from paceline.engine.prompts import Prompt, plain_prompt
 from paceline.engine.step import StepOutput
 from paceline.engine.turns import Turns
 from paceline.errors import EngineDead
@@ -100,6 +100,7 @@ class AsyncLLM:
 
     async def tokens(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt; long ones are tokenised on a worker thread. Raises as `LLM.token_ids_of`."""
+        prompt = plain_prompt(prompt)
         if not isinstance(prompt, Sized) or len(prompt) <= _SHORT:
             return self._llm.token_ids_of(prompt, add_special_tokens)
         return await self._aside(self._llm.token_ids_of, prompt, add_special_tokens)

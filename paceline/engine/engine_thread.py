@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -93,7 +94,7 @@ class EngineThread:
         def leave(_engine: Engine) -> None:
             self._is_stopping = True
 
-        if self._death is None:
+        with suppress(EngineDead):
             self.call(leave)
         self._thread.join()
 

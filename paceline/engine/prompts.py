@@ -60,7 +60,7 @@ class Prompts:
 
     def token_ids(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """See `LLM.token_ids_of`."""
-        prompt = _plain(prompt)
+        prompt = plain_prompt(prompt)
         try:
             is_text = isinstance(prompt, str)
             if isinstance(prompt, bytes | bytearray | Set) or (not is_text and any(map(_is_bool, prompt))):
@@ -138,12 +138,12 @@ def as_list(prompts: Any) -> list[Prompt]:
         problem = f"{reprlib.repr(prompts)} is no prompt"
         raise InvalidParameter("prompts", problem, "give a text, token ids, or a list of such")
     if isinstance(prompts, str | Mapping):
-        return [_plain(prompts)]
+        return [plain_prompt(prompts)]
     items: list[Any] = list(prompts)
-    return [items] if items and isinstance(items[0], Integral) else [_plain(item) for item in items]
+    return [items] if items and isinstance(items[0], Integral) else [plain_prompt(item) for item in items]
 
 
-def _plain(prompt: Any) -> Any:
+def plain_prompt(prompt: Any) -> Any:
     """The text or token ids of a prompt, which may be a mapping as in vLLM."""
     if not isinstance(prompt, Mapping):
         return prompt

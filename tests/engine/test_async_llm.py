@@ -10,6 +10,7 @@ from paceline.engine import lane
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.engine_thread import EngineThread
 from paceline.engine.llm import LLM
+from paceline.engine.prompts import Prompts
 from paceline.engine.step import StepOutput
 from paceline.errors import EngineDead, InvalidParameter
 from paceline.types import SamplingParams
@@ -24,8 +25,7 @@ def llm_of(tiny):
     """() -> an `LLM` on the tiny model."""
 
     def make(**config) -> LLM:
-        llm = LLM.from_loaded(tiny, EngineConfig(**({"kv_cache_memory_bytes": 1 << 22} | config)))
-        return llm
+        return LLM.from_loaded(tiny, EngineConfig(**({"kv_cache_memory_bytes": 1 << 22} | config)))
 
     return make
 
@@ -297,6 +297,25 @@ def test_a_timeout_and_a_scrape(llm_of):
     reason, text = run(llm_of(), main)
     assert reason in ("timeout", "length")
     assert b"paceline:generation_tokens_total" in text
+
+
+def test_long_prompts_are_tokenised_beside_the_event_loop(llm_of, monkeypatch):
+    """In vLLM's form, too, whose one entry is not its length."""
+    llm, text, places = llm_of(), "abc" * 2000, []
+    token_ids_of = llm.token_ids_of
+    monkeypatch.setattr(Prompts, "_encode", lambda *_: [1, 2, 3])
+
+    def noted(prompt, *rest):
+        places.append(threading.current_thread() is threading.main_thread())
+        return token_ids_of(prompt, *rest)
+
+    monkeypatch.setattr(llm, "token_ids_of", noted)
+
+    async def main(served):
+        return [await served.tokens(prompt) for prompt in ("abc", text, {"prompt": text})]
+
+    assert run(llm, main) == [[1, 2, 3]] * 3
+    assert places == [True, False, False]
 
 
 def test_a_closed_llm_refuses_clients_and_ends_those_who_wait(tiny):
