@@ -94,7 +94,7 @@ class Front:
             whole = await unless_gone(request, self.whole(body, jobs, answer))
             request.scope["state"]["noted"] |= answer.noted()
             if answer.errors:
-                raise InvalidParameter("body", f"the request failed: {answer.errors[0]}", "change it")
+                raise HttpRefusal(500, f"the request failed: {answer.errors[0]}")
             return JSONResponse(dialect.answer(whole))
         told, stack = await self._bodies(request, body, jobs, answer)
         return self._stream(_retold(told, dialect, body.model or ""), _named_error, stack)

@@ -21,6 +21,8 @@ _CODES: Mapping[type[InvalidParameter], str] = {
     PromptTooLong: "context_length_exceeded",
 }
 """OpenAI's codes, by which clients tell errors apart."""
+_KINDS = {401: "authentication_error", 429: "rate_limit_error", 500: "request_failed"}
+"""OpenAI's types of errors by status; others are ``invalid_request_error``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class Refusal:
 
 
 class HttpRefusal(PacelineError):
-    """A request rejected at the HTTP level: for its size, type, key, host or path.
+    """A request rejected at the HTTP level: for its size, type, key, host or path, or because it failed in the engine
+    and its protocol has no place for that in an answer.
 
     Args:
         status: HTTP status.
@@ -68,7 +71,7 @@ def refusal_of(error: Exception) -> Refusal:
         status = 404 if isinstance(error, UnknownModel) else 400
         return Refusal(status, error_body(str(error), "invalid_request_error", error.field, code))
     if isinstance(error, HttpRefusal):
-        kind = {401: "authentication_error", 429: "rate_limit_error"}.get(error.status, "invalid_request_error")
+        kind = _KINDS.get(error.status, "invalid_request_error")
         code = "invalid_api_key" if error.status == 401 else None
         return Refusal(error.status, error_body(str(error), kind, code=code), error.headers)
     if isinstance(error, RequestRejected):

@@ -196,3 +196,18 @@ def test_a_block_alone_stands_for_a_list_of_one(ask):
         for answer in ask("/v1/messages", MESSAGES | {"system": system})
     ]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/messages", MESSAGES), ("/v1/responses", RESPONSES)])
+def test_a_request_that_fails_is_the_servers_trouble(ask, monkeypatch, path, body):
+    """Clients try again after a status of 500, and not after 400."""
+    monkeypatch.setattr("paceline.engine.engine.result_of", lambda *_, **__: 1 / 0)
+    [answer] = ask(path, body)
+    assert answer.status_code == 500
+    assert answer.json()["error"] | {"message": ""} == {
+        "message": "",
+        "type": "request_failed",
+        "param": None,
+        "code": None,
+    }
+    assert answer.json()["error"]["message"].startswith("the request failed: ")
