@@ -5,7 +5,6 @@ The logits it returns are in a buffer of the model and valid until its next pass
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -154,7 +153,7 @@ class NumbaModel:
         """Compile the kernels, or load them from the disk cache, before the first real pass."""
         output = self.forward(build_rows([Part([0], 0, [0])]), self.new_cache(1))
         for row in (output.logits[0], output.logits[0].astype(np.float64)):
-            self.race(row, int(row.argmax()), replace(LARGEST, temperature=1.0))
+            self.race(row, int(row.argmax()), LARGEST._replace(temperature=1.0))
 
     def new_cache(self, num_pages: int) -> NumbaCache:
         """See `CausalLM.new_cache`."""
