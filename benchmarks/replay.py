@@ -16,7 +16,7 @@ from paceline.engine.engine import Engine
 from paceline.models.loaded import LoadedModel
 from paceline.placement.arrivals import poisson_times
 from paceline.placement.serving_simulator import ServingModel, TokenRequest, simulate_serving
-from paceline.placement.traces import TokenTrace
+from paceline.placement.workload import Workload
 from paceline.scheduling import SchedulerConfig
 from paceline.speculation import CostProfile
 from paceline.theory.piggyback import PassTimes
@@ -24,12 +24,13 @@ from paceline.theory.piggyback import PassTimes
 PAGE_SIZE = 16
 
 
-def synthetic_trace(num_requests: int, seed: int = 0) -> TokenTrace:
+def synthetic_trace(num_requests: int, seed: int = 0) -> Workload:
     """Conversations with log-normal lengths (medians 900 and 130 tokens), five a second."""
     rng = np.random.default_rng(seed)
     times = poisson_times(5.0, num_requests / 2.5, rng)[:num_requests]
     prompts, outputs = rng.lognormal(np.log(900), 0.7, len(times)), rng.lognormal(np.log(130), 0.8, len(times))
-    return TokenTrace(times, np.minimum(prompts, 4000).astype(np.int64), np.minimum(outputs, 1000).astype(np.int64))
+    models = np.zeros(len(times), np.int32)
+    return Workload(times, models, np.minimum(prompts, 4000).round(), np.minimum(outputs, 1000).round())
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,12 @@ class Scaled:
         return [replace(request, arrival=0.0) for request in self.requests]
 
 
-def scale(trace: TokenTrace, num_requests: int, token_factor: float, load: float, times: PassTimes) -> Scaled:
+def scale(trace: Workload, num_requests: int, token_factor: float, load: float, times: PassTimes) -> Scaled:
     """The first requests with scaled tokens, and time stretched until they keep the machine busy for a share `load`.
 
     Busy time is that of prompts in chunks plus that of outputs in decode-only passes, by `times`.
     """
+    assert trace.prompt_tokens is not None and trace.output_tokens is not None
     prompts = np.maximum(1, trace.prompt_tokens[:num_requests] * token_factor).astype(int)
     outputs = np.maximum(2, trace.output_tokens[:num_requests] * token_factor).astype(int)
     busy = float(prompts.sum() * times.per_prefill_token + outputs.sum() * times.per_decode)

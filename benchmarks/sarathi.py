@@ -29,7 +29,7 @@ from paceline.engine.build import load
 from paceline.evaluation.tune import TunePlan, measure
 from paceline.models.loaded import LoadedModel
 from paceline.placement.pipeline_bubbles import measured_stage
-from paceline.placement.traces import read_azure_trace
+from paceline.placement.traces import read_arrivals
 from paceline.speculation import CostProfile
 from paceline.theory.curves import Chart, Series
 from paceline.theory.piggyback import aligned_chunk
@@ -86,7 +86,7 @@ def sweep_part(loaded: LoadedModel, config: EngineConfig, _cost: CostProfile, ar
 
 def trace_part(loaded: LoadedModel, config: EngineConfig, cost: CostProfile, args: argparse.Namespace) -> dict:
     """After the tail latencies of Sarathi-Serve."""
-    trace = read_azure_trace(args.trace) if args.trace else replay.synthetic_trace(args.modelled_requests)
+    trace = read_arrivals(args.trace) if args.trace else replay.synthetic_trace(args.modelled_requests)
     context = int(700 * args.token_factor)
     passes = riding.Passes(loaded.model, args.seats // 2, context, args.budget)
     times = passes.times(context, aligned_chunk(args.budget, args.seats // 2), args.rounds)

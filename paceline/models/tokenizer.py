@@ -10,11 +10,9 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders
 
 from paceline.errors import InvalidParameter
 from paceline.models.chat_template import ChatTemplate
@@ -98,25 +96,6 @@ class Tokenizer:
             tool_template=Fields(metadata).text("tokenizer.chat_template.tool_use", "") or None,
             strips_space=is_sentencepiece and bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
         )
-
-    def save(self, folder: Path) -> None:
-        """Write ``tokenizer.json`` and ``tokenizer_config.json`` for programs that read Hugging Face's form."""
-        backend = Backend.from_str(self._backend.to_str())
-        backend.decoder = decoders.ByteLevel() if self._scheme == "byte_level" else self._sentencepiece_decoder()
-        folder.mkdir(parents=True, exist_ok=True)
-        backend.save(str(folder / "tokenizer.json"))
-        settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        if self.bos_token_id is not None:
-            settings["bos_token"] = backend.id_to_token(self.bos_token_id)
-        if self.eos_token_ids:
-            settings["eos_token"] = backend.id_to_token(self.eos_token_ids[0])
-        if self._template_source is not None:
-            settings["chat_template"] = self._template_source
-        (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-
-    def _sentencepiece_decoder(self) -> decoders.Sequence:
-        steps = [decoders.Replace(_META_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-        return decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if self._strips_space else []))
 
     @cached_property
     def vocab_size(self) -> int:

@@ -8,7 +8,6 @@ import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
@@ -175,41 +174,6 @@ def _sorted(streams: Sequence[np.ndarray], models: Sequence[np.ndarray]) -> Work
     times = np.concatenate([np.empty(0), *streams])
     order = np.argsort(times, kind="stable")
     return Workload(times[order], np.concatenate([np.empty(0, np.int32), *models])[order])
-
-
-@dataclass(frozen=True)
-class TokenTrace:
-    """Recorded requests to a language model.
-
-    Attributes:
-        times: float64 [requests], seconds since the first one.
-        prompt_tokens, output_tokens: int64 [requests].
-    """
-
-    times: np.ndarray
-    prompt_tokens: np.ndarray
-    output_tokens: np.ndarray
-
-
-def read_azure_trace(path: str | Path) -> TokenTrace:
-    """A trace of Azure's LLM inference service: columns TIMESTAMP, ContextTokens, GeneratedTokens.
-
-    Raises:
-        InvalidParameter: it cannot be read, or its times are out of order.
-    """
-    stamps, tokens = [], []
-    for line, row in _rows(path, 1):
-        try:
-            stamps.append(_stamp(row[0]))
-            tokens.append((_index(row[1]), _index(row[2])))
-        except (IndexError, ValueError, OverflowError):
-            problem = f"{path}, line {line}: {','.join(row)[:80]!r}"
-            raise InvalidParameter("trace", problem, "give TIMESTAMP,ContextTokens,GeneratedTokens") from None
-    seconds = _since_first(stamps)
-    if (np.diff(seconds) < 0).any():
-        raise InvalidParameter("trace", f"times of {path} are out of order", "sort it by TIMESTAMP")
-    counts = np.array(tokens, np.int64).reshape(-1, 2)
-    return TokenTrace(seconds, counts[:, 0], counts[:, 1])
 
 
 def _stamp(text: str) -> np.datetime64:

@@ -71,16 +71,6 @@ class StepPlan:
         return sum(grant.num_rows for grant in self.grants)
 
     @property
-    def num_decodes(self) -> int:
-        """Number of decode grants."""
-        return sum(grant.is_decode for grant in self.grants)
-
-    @property
-    def only_decodes(self) -> bool:
-        """Whether the step has no prefill chunks."""
-        return all(grant.is_decode for grant in self.grants)
-
-    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to compute."""
         return not self.grants
@@ -120,29 +110,12 @@ class Commit:
     """What was committed of one `StepResult`; statistics must count these, not the results.
 
     Attributes:
-        token_ids: tokens appended to the output.
+        token_ids: tokens appended to the output; what was emitted after a stop is not among them.
         outcome: the record for drafters, policies, prices and metrics.
-        num_dropped: emitted tokens after the stop; they are not counted anywhere.
         finish_reason: None while the request continues.
     """
 
     request: RequestState
     token_ids: tuple[int, ...]
     outcome: RequestOutcome
-    num_dropped: int = 0
     finish_reason: FinishReason | None = None
-
-    @property
-    def num_accepted(self) -> int:
-        """Drafted tokens among `token_ids`."""
-        return self.outcome.num_accepted
-
-    @property
-    def rejected(self) -> bool:
-        """Whether a level of the draft was rejected, before any stop."""
-        return self.outcome.level_refused
-
-    @property
-    def num_draft_tokens(self) -> int:
-        """Nodes verified."""
-        return self.outcome.num_draft_tokens

@@ -215,8 +215,7 @@ class Scheduler:
             self._finish(request, reason, now)
         elif len(request.page_table) * page_size >= len(request.token_ids) + page_size:
             self._trim(request)
-        dropped = len(token_ids) - count
-        return Commit(request, token_ids[:count] if dropped else token_ids, outcome, dropped, reason)
+        return Commit(request, token_ids if count == len(token_ids) else token_ids[:count], outcome, reason)
 
     def _prefilled(self, grant: Grant, num_emitted: int, now: float) -> None:
         """Count a computed chunk; after its last chunk the request decodes, and its followers are queued."""

@@ -70,19 +70,15 @@ def round_seconds(one: Round, prices: RoundPrices, overhead: float = 0) -> float
     return prices.target(one.num_rows, one.context) + draft_seconds(one, prices) + overhead
 
 
-def speedup(
-    tokens_per_round: float, one: Round, prices: RoundPrices, overhead: float = 0, plain_overhead: float | None = None
-) -> float:
+def speedup(tokens_per_round: float, one: Round, prices: RoundPrices) -> float:
     """Tokens per second with rounds like `one` over tokens per second of plain decoding by the same requests.
 
     Args:
         tokens_per_round: expected tokens of a request per round, the target's own included.
-        plain_overhead: `overhead` of a plain step, if different.
     """
     check_positive("tokens_per_round", tokens_per_round)
     bare = Round(one.num_requests, context=one.context, num_prefill_rows=one.num_prefill_rows)
-    plain = round_seconds(bare, prices, overhead if plain_overhead is None else plain_overhead)
-    return tokens_per_round * plain / round_seconds(one, prices, overhead)
+    return tokens_per_round * round_seconds(bare, prices) / round_seconds(one, prices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ def test_each_way_of_decoding_says_what_the_tokens_say(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["simulated_device.py", "--requests", "2", "--runs", "1", "--pass-ms", "0.1"])
     simulated_device.main()
     found = json.loads(capsys.readouterr().out)["tokens_per_second"]
-    assert list(found) == ["plain", "fixed", "auto", "suffix"] and all(runs[0] > 0 for runs in found.values())
+    assert list(found) == ["plain", "drawn", "fixed", "auto", "suffix"] and all(runs[0] > 0 for runs in found.values())
 
 
 def test_a_pass_with_drafts_takes_what_was_said():

@@ -383,8 +383,9 @@ def test_control_tokens_can_be_plain_text():
 
 @pytest.mark.parametrize("tokenizer", [SMOLLM, SENTENCEPIECE], ids=["byte level", "sentencepiece"])
 def test_what_is_saved_is_read_again(tokenizer, tmp_path):
-    tokenizer.save(tmp_path / "tok")
-    again = tokenizer_from_folder(tmp_path / "tok")
+    for name, text in tokenizer.files().items():
+        (tmp_path / name).write_text(text)
+    again = tokenizer_from_folder(tmp_path)
     for text in SAMPLES:
         assert again.encode(text) == tokenizer.encode(text)
         assert again.decode(again.encode(text)) == tokenizer.decode(tokenizer.encode(text))

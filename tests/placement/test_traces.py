@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidParameter
-from paceline.placement.traces import read_arrivals, read_azure_trace
+from paceline.placement.traces import read_arrivals
 
 
 def write(tmp_path, text):
@@ -41,16 +41,15 @@ def test_a_trace_of_azure_is_the_arrivals_of_one_model(tmp_path):
         read_arrivals(path, names=["chat", "code"])
 
 
-def test_azure_columns(tmp_path):
-    rows = "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
-    trace = read_azure_trace(write(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows))
-    assert trace.times == pytest.approx([0, 4.314579], abs=1e-9)
-    assert trace.prompt_tokens.tolist() == [374, 396]
-    assert trace.output_tokens.tolist() == [44, 109]
-
-
-def test_an_empty_azure_trace(tmp_path):
-    assert len(read_azure_trace(write(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\n")).times) == 0
+def test_bad_traces_of_azure_are_refused(tmp_path):
+    header = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    late = "2023-11-16 18:15:46,1,1\n2023-11-16 18:15:45,1,1\n"
+    for rows, problem in ((late, "comes after"), ("soon,1,1\n", "line 2"), ("2023-11-16,1\n", "line 2")):
+        with pytest.raises(InvalidParameter, match=problem):
+            read_arrivals(write(tmp_path, header + rows))
+    with pytest.raises(InvalidParameter, match="cannot read"):
+        read_arrivals(tmp_path / "nowhere.csv")
+    assert len(read_arrivals(write(tmp_path, header)).times) == 0
 
 
 @pytest.mark.parametrize(
@@ -72,16 +71,6 @@ def test_an_empty_azure_trace(tmp_path):
 def test_bad_arrivals_are_refused(tmp_path, text, problem):
     with pytest.raises(InvalidParameter, match=problem):
         read_arrivals(write(tmp_path, text))
-
-
-def test_bad_azure_traces_are_refused(tmp_path):
-    late = "h\n2023-11-16 18:15:46,1,1\n2023-11-16 18:15:45,1,1\n"
-    for text, problem in ((late, "out of order"), ("h\nsoon,1,1\n", "line 2"), ("h\n2023-11-16,1\n", "line 2")):
-        with pytest.raises(InvalidParameter, match=problem):
-            read_azure_trace(write(tmp_path, text))
-    with pytest.raises(InvalidParameter, match="cannot read"):
-        read_azure_trace(tmp_path / "nowhere.csv")
-    assert np.isfinite(read_azure_trace(write(tmp_path, "h\n2023-11-16,1,1\n")).times).all()
 
 
 def test_a_file_without_a_header_keeps_its_first_row(tmp_path):

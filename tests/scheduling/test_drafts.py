@@ -27,7 +27,7 @@ def most_running(num_drafted: int, params: dict) -> tuple[int, int]:
     running = 0
     while fake.scheduler.has_work:
         fake.step()
-        running = max(running, fake.plans[-1].num_decodes)
+        running = max(running, fake.plans[-1].batch.num_decodes)
     return running, len(fake.plans)
 
 
@@ -86,7 +86,7 @@ def test_a_tree_ends_an_output_in_as_few_passes_as_a_chain():
     [grant] = scheduler.schedule(1.0).grants
     assert (grant.draft_budget, grant.draft_depth) == (12, 3)
     [commit] = scheduler.update([StepResult("r", 0, (1, 1, 1, 1), num_draft_tokens=12, depth=3)], 1.0)
-    assert commit.finish_reason == "length" and commit.num_accepted == 3 and state.draft_stats.last_depth == 3
+    assert commit.finish_reason == "length" and commit.outcome.num_accepted == 3 and state.draft_stats.last_depth == 3
 
 
 def test_a_tree_takes_no_more_nodes_than_there_are_free_pages():

@@ -127,7 +127,6 @@ def step_and_check(fake: FakeEngine, aborts: dict[int, str], restart_after: int 
         assert request.drafts or not grant.draft_budget
         assert scheduler._branches or grant.draft_depth == grant.draft_budget
     prefills = [grant for grant in plan.grants if not grant.is_decode]
-    assert plan.only_decodes == (not prefills)
     assert not (plan.preempted and queued & {g.request.request_id for g in prefills}), "admitted while memory is short"
     if plan.num_rows > config.max_num_batched_tokens:
         assert not any(grant.draft_budget for grant in plan.grants)
@@ -319,8 +318,8 @@ def test_counters_see_only_what_lies_before_the_stop():
     scheduler.update([StepResult("r", 2, (4,))], 0.0)
     scheduler.schedule(1.0)
     [commit] = scheduler.update([StepResult("r", 0, (4, 3, 4, 0), num_draft_tokens=5, rejected=True)], 1.0)
-    assert commit.token_ids == (4, 3) and commit.num_dropped == 2 and commit.finish_reason == "stop"
-    assert commit.num_accepted == 2 and not commit.rejected
+    assert commit.token_ids == (4, 3) and commit.finish_reason == "stop"
+    assert commit.outcome.num_accepted == 2 and not commit.outcome.level_refused
     assert state.draft_stats.last_accepted_tokens == 2 and state.output_token_ids == [4, 4, 3]
     _, tested = by_level(state.draft_stats.rates)
     assert sum(tested) == pytest.approx(PRIOR_DRAFTS * MEMORY + 2), "only what was committed"

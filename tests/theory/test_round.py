@@ -25,7 +25,7 @@ def test_half_a_level_costs_half_of_it():
 
 
 def test_a_round_without_a_draft_is_plain_decoding():
-    assert speedup(1, Round(4), PRICES, overhead=0.3) == 1
+    assert speedup(1, Round(4), PRICES) == 1
 
 
 def test_a_verify_pass_at_the_price_of_a_plain_one_is_theorem_3_8():
