@@ -21,8 +21,9 @@ FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
 TokenProvenance = Literal["prompt", "target", "drafted", "bonus", "recovered"]
 """Where a token came from.
 
-``drafted``: proposed by the drafter and accepted. ``bonus``: the target's own token after a fully accepted draft.
-``recovered``: the target's own token after a rejection. ``target``: plain decoding, nothing was drafted.
+``prompt``: the user, where a prompt's tokens are listed too. ``drafted``: proposed by the drafter and accepted.
+``bonus``: the target's own token after a fully accepted draft. ``recovered``: the target's own token after a rejection.
+``target``: plain decoding, nothing was drafted.
 """
 
 

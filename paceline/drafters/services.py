@@ -34,17 +34,19 @@ class LoadsModels(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DraftServices:
-    """Attributes:
-    target: the model that is drafted for.
-    cache: the target's keys and values. Write only to the slots that `DraftContext.page_table` allows, and to pages
-        allocated from `pool`.
-    num_pages: pages of that cache; also the usual size of a drafter's own.
-    pool: its page allocator. A drafter may allocate pages, but must release them before `propose` returns.
-    load: loads a further model by name with the target's executor, threads and dtype; see `LoadsModels`. Raises as
-        `resolve_model`.
-    dtype: of the target's weights.
-    prices: costs of passes, learned while the engine runs.
-    clock: the engine's clock: seconds, monotonic.
+    """What an engine lends to the drafters that it makes.
+
+    Attributes:
+        target: the model that is drafted for.
+        cache: the target's keys and values. Write only to the slots that `DraftContext.page_table` allows, and to pages
+            allocated from `pool`.
+        num_pages: pages of that cache; also the usual size of a drafter's own.
+        pool: its page allocator. A drafter may allocate pages, but must release them before `propose` returns.
+        load: loads a further model by name with the target's executor, threads and dtype; see `LoadsModels`. Raises as
+            `resolve_model`.
+        dtype: of the target's weights.
+        prices: costs of passes, learned while the engine runs.
+        clock: the engine's clock: seconds, monotonic.
     """
 
     target: LoadedModel

@@ -1,7 +1,8 @@
 """`Turnstile`: a lock that threads pass in turn, however often each comes back.
 
 A thread that releases a plain lock and takes it again at once wins nearly always, so threads that wait for a loop of
-short critical sections wait for its end. Here a thread that waits stands before the lock, and others behind it.
+short critical sections wait for its end. Here at most one thread waits for the lock itself, and whoever released it
+can take it again only after that one.
 """
 
 import threading

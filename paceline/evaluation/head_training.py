@@ -226,12 +226,12 @@ def _begun(job: HeadJob, loaded: LoadedModel) -> HeadRecord | None:
     check_family(recipe_of(job.family), begun)
     steps = begun.config.num_steps
     if job.num_draft_tokens not in (None, steps) and begun.config.family != "eagle":
-        problem = f"is {job.num_draft_tokens}, and the head gone on with drafts {steps}"
+        problem = f"is {job.num_draft_tokens}, and the head to continue drafts {steps}"
         raise InvalidParameter("num_draft_tokens", problem, "leave it out, or train a new head")
     size = loaded.source.checkpoint.config.vocab_size
     named = size if begun.draft_ids is None else len(begun.draft_ids)
     if job.draft_vocabulary is not None and _num_named(job.draft_vocabulary, _always_named(loaded), size) != named:
-        problem = f"is {job.draft_vocabulary} tokens, and the head gone on with names {named}"
+        problem = f"is {job.draft_vocabulary} tokens, and the head to continue names {named}"
         raise InvalidParameter("draft_vocabulary", problem, "leave it out, or train a new head")
     return begun
 

@@ -71,8 +71,12 @@ class ServingModel:
             return round_seconds(one, prices)
         decodes = [grant for grant in plan.grants if grant.is_decode]
         chunks = [grant for grant in plan.grants if not grant.is_decode]
-        num_rows, context, behind = one.num_requests + one.num_nodes, context_per_row(decodes), context_per_row(chunks)
-        target = cost.pass_seconds(num_rows, len(plan.grants), context, one.num_prefill_rows, behind)
+        num_rows, context, read_before = (
+            one.num_requests + one.num_nodes,
+            context_per_row(decodes),
+            context_per_row(chunks),
+        )
+        target = cost.pass_seconds(num_rows, len(plan.grants), context, one.num_prefill_rows, read_before)
         return target + draft_seconds(one, prices)
 
 

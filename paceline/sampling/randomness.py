@@ -1,8 +1,8 @@
 """Counter-based randomness: a draw depends on its key, never on the order of calls.
 
-Every coin and every draw is keyed by (request seed, absolute position, purpose, node), so a request's output does not
-depend on the other requests in the batch, on chunk sizes or on preemption. `Randomness` is an interface, so that the
-exact tests can substitute an enumerator and sum over every outcome. Not for rules that decide what to draw
+Every coin and every draw is keyed by (request seed, stream, absolute position, purpose, node), so a request's output
+does not depend on the other requests in the batch, on chunk sizes or on preemption. `Randomness` is an interface, so
+that the exact tests can substitute an enumerator and sum over every outcome. Not for rules that decide what to draw
 (`verify.py` and others), and not for secrets: the generator is not cryptographic.
 """
 

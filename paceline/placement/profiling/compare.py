@@ -42,8 +42,10 @@ def step_seconds(profile: TokenProfile, run: Benchmark) -> float:
     As many steps as a request's answer has tokens read one prompt for every request under way.
     """
     rows = run.concurrency * profile.rows_per_request
-    behind = max(run.prompt_tokens - _chunk(profile, rows), 0.0) / 2
-    return profile.pass_seconds(rows, run.concurrency, run.context, run.prompt_rows, behind) / profile.tokens_per_pass
+    read_before = max(run.prompt_tokens - _chunk(profile, rows), 0.0) / 2
+    return (
+        profile.pass_seconds(rows, run.concurrency, run.context, run.prompt_rows, read_before) / profile.tokens_per_pass
+    )
 
 
 def _chunk(profile: TokenProfile, rows: float) -> float:

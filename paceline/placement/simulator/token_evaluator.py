@@ -164,8 +164,8 @@ class TokenEvaluator:
         lane = tokens.seats / parallel.pipeline
         rows = lane * tokens.rows_per_request
         each = tokens.pass_seconds(rows, lane, spec.prompt_tokens) / (tokens.seats * tokens.tokens_per_pass)
-        behind = max(spec.prompt_tokens - tokens.token_budget, 0.0) / 2
-        read = tokens.pass_seconds(0, 1, 0, tokens.token_budget, behind) / tokens.token_budget / parallel.pipeline
+        read_before = max(spec.prompt_tokens - tokens.token_budget, 0.0) / 2
+        read = tokens.pass_seconds(0, 1, 0, tokens.token_budget, read_before) / tokens.token_budget / parallel.pipeline
         return spec.output_tokens * each + spec.prompt_tokens * read
 
     def lone_seconds(self, model: int, parallel: ParallelConfig) -> float:

@@ -66,7 +66,7 @@ def pass_seconds(entries, n, tables, chunks, m, lane):
             context += entries[i, PROMPT] + 0.5 * entries[i, EXPECTED]
             most = min(most, np.ceil((entries[i, TOTAL] - entries[i, MADE]) / limits[m, 4] - NEARLY))
     decode_rows = decodes * limits[m, 5]
-    left, prompt_rows, behind = max(limits[m, 2] - decode_rows, 1.0), 0.0, 0.0
+    left, prompt_rows, read_before = max(limits[m, 2] - decode_rows, 1.0), 0.0, 0.0
     for i in range(n):
         if entries[i, MODEL] != m or entries[i, LANE] != lane or entries[i, RUNS] == 0 or entries[i, ENDED] > 0:
             continue
@@ -75,21 +75,21 @@ def pass_seconds(entries, n, tables, chunks, m, lane):
         chunks[i] = min(left, entries[i, PROMPT] - entries[i, READ])
         left -= chunks[i]
         prompt_rows += chunks[i]
-        behind += chunks[i] * entries[i, READ]
+        read_before += chunks[i] * entries[i, READ]
         requests += 1
     requests += decodes
     if requests == 0:
         return 0.0, 0.0, most
     context = context / decodes if decodes > 0 else 0.0
-    behind = behind / prompt_rows if prompt_rows > 0.0 else 0.0
+    read_before = read_before / prompt_rows if prompt_rows > 0.0 else 0.0
     besides = (requests - 1) * lookup(rows[m], contexts[m], segments[m].reshape(-1, 1), 0.0, context) + limits[m, 0]
     if decodes == 0:
-        return 0.0, lookup(rows[m], contexts[m], seconds[m, 1], prompt_rows, behind) + besides, most
+        return 0.0, lookup(rows[m], contexts[m], seconds[m, 1], prompt_rows, read_before) + besides, most
     decoding = lookup(rows[m], contexts[m], seconds[m, 0], decode_rows, context) + limits[m, 6] + besides
     if prompt_rows == 0.0:
         return decoding, 0.0, most
-    reading = lookup(rows[m], contexts[m], seconds[m, 1], decode_rows + prompt_rows, behind)
-    reading -= lookup(rows[m], contexts[m], seconds[m, 1], decode_rows, behind)
+    reading = lookup(rows[m], contexts[m], seconds[m, 1], decode_rows + prompt_rows, read_before)
+    reading -= lookup(rows[m], contexts[m], seconds[m, 1], decode_rows, read_before)
     return decoding, max(reading, NEARLY), most
 
 

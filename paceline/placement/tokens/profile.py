@@ -49,8 +49,9 @@ class TokenProfile:
         rows_per_request: of a decode: 1, and what is drafted.
         draft_seconds: that drafting adds to a pass with decodes.
         stages: of a pipeline: as many passes are in flight.
-        overlap, prefill_overlap: seconds of this model's passes that decode, and that read prompts, which go by in one
-            second while as many are in flight; the stages when left out, less where they are uneven or share a memory.
+        overlap: seconds of decode passes that are completed per second while `stages` of them are in flight: 1 is no
+            overlap, `stages` a perfect one, less where stages are uneven or share a memory; None takes `stages`.
+        prefill_overlap: the same of passes that read prompts.
 
     Raises:
         InvalidParameter: a number outside its range.
@@ -162,18 +163,20 @@ class TokenProfile:
         return replace(self, stages=stages, **most)
 
     def pass_seconds(
-        self, rows: float, requests: float = 1, context: float = 0, prompt_rows: float = 0, behind: float = 0
+        self, rows: float, requests: float = 1, context: float = 0, prompt_rows: float = 0, read_before: float = 0
     ) -> float:
         """Seconds of a step: `rows` decoded, `prompt_rows` read, for `requests` requests in all.
 
         Args:
-            context: tokens before each decoded row. behind: before each row that is read, its own pass aside.
+            context: tokens before each decoded row, on average.
+            read_before: tokens of a prompt that were read before this pass, the mean over `prompt_rows`.
         """
         decode, prefill = self._costs
         if rows and prompt_rows:
-            cost = decode(rows, context) + max(0.0, prefill(rows + prompt_rows, behind) - prefill(rows, behind))
+            reading = prefill(rows + prompt_rows, read_before) - prefill(rows, read_before)
+            cost = decode(rows, context) + max(0.0, reading)
         else:
-            cost = prefill(prompt_rows, behind) if prompt_rows else decode(rows, context)
+            cost = prefill(prompt_rows, read_before) if prompt_rows else decode(rows, context)
         contexts = sorted(self.segment_seconds)
         extra = np.interp(context, contexts, [self.segment_seconds[c] for c in contexts]) if contexts else 0.0
         return cost + (requests - 1) * float(extra) + self.step_overhead + (self.draft_seconds if rows else 0.0)
@@ -201,7 +204,13 @@ class TokenProfile:
 
 
 class PassTables(NamedTuple):
-    """Attributes: rows and contexts, rising; seconds [decode or prefill, contexts, rows]; segments [contexts]."""
+    """A `TokenProfile` for compiled code, on one grid of rows and contexts.
+
+    Attributes:
+        rows, contexts: [rows], [contexts] of the grid, rising.
+        seconds: [decode or prefill, contexts, rows] of a pass.
+        segments: [contexts] seconds of each further request of a pass.
+    """
 
     rows: np.ndarray
     contexts: np.ndarray

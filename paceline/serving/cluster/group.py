@@ -12,8 +12,7 @@ class GroupHandle(Protocol):
     """Interface of a group. Every method but `kill` raises WorkerDied when the group has failed.
 
     Optional methods: ``pass_profiles()``, a `TokenProfile` by model; ``max_model_lens()``, tokens of the longest
-        request
-    by model; ``metrics()``, Prometheus text.
+    request by model; ``metrics()``, Prometheus text.
     """
 
     async def start(self) -> None:

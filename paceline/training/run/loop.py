@@ -107,7 +107,7 @@ class Trainer:
     """One run of one trainee.
 
     Args:
-        folder: of its checkpoint; a run that is there is gone on with.
+        folder: where its checkpoint is written; a run that is found there is continued.
         documents: of the store to train on; None for all that are not held out.
         watch: told after every step.
     """

@@ -64,7 +64,7 @@ def test_a_prompt_is_read_chunk_by_chunk_behind_itself():
     last = 7 * 2048
     chunks = [0.3 + 2.7 * start / 16000 for start in range(0, last, 2048)]
     lone = TokenGroup({"a": profile}).consider(TokenAsk("a", 16000, 1), 0.0)
-    rest = profile.pass_seconds(0, prompt_rows=1664, behind=last)
+    rest = profile.pass_seconds(0, prompt_rows=1664, read_before=last)
     assert lone.first == pytest.approx(sum(chunks) + rest)
     assert rest > 0.3
 
