@@ -27,7 +27,7 @@ from paceline.drafters.trees.growth import TreeShape
 from paceline.drafters.trees.options import CHAIN
 from paceline.errors import HeadWarning
 from paceline.models.heads.build import make_net
-from paceline.models.heads.nets import AutoregressiveNet, BlockNet, HalfAutoregressiveNet, StepNet
+from paceline.models.heads.nets import AutoregressiveNet, BlockNet, HalfAutoregressiveNet, HeadNet
 from paceline.models.heads.record import HeadRecord, weights_read
 from paceline.models.heads.self_check import run_self_check
 from paceline.models.size import num_parameters
@@ -124,22 +124,17 @@ def head_of(
     return HeadDrafter(record.config.family, runner, record, shape, ratio)
 
 
-def make_runner(
-    net: AutoregressiveNet | HalfAutoregressiveNet | BlockNet | StepNet,
-    states: HiddenStates,
-    num_pages: int,
-    vocab_size: int,
-) -> HeadRunner:
+def make_runner(net: HeadNet, states: HiddenStates, num_pages: int, vocab_size: int) -> HeadRunner:
     """The runner for the shape of `net`.
 
     Args:
         num_pages: of the head's own cache, where it has one.
         vocab_size: the target's.
     """
-    if hasattr(net, "extend"):
-        return HalfAutoregressiveRunner(net, states, num_pages, vocab_size)  # type: ignore[arg-type]
-    if hasattr(net, "project"):
-        return AutoregressiveRunner(net, states, num_pages, vocab_size)  # type: ignore[arg-type]
-    if hasattr(net, "inject"):
-        return BlockRunner(net, states, num_pages, vocab_size)  # type: ignore[arg-type]
-    return StepRunner(net, states)  # type: ignore[arg-type]
+    if isinstance(net, HalfAutoregressiveNet):
+        return HalfAutoregressiveRunner(net, states, num_pages, vocab_size)
+    if isinstance(net, AutoregressiveNet):
+        return AutoregressiveRunner(net, states, num_pages, vocab_size)
+    if isinstance(net, BlockNet):
+        return BlockRunner(net, states, num_pages, vocab_size)
+    return StepRunner(net, states)

@@ -6,7 +6,7 @@ there. Nothing here knows of requests, trees or randomness.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -22,6 +22,7 @@ class NetOutput(NamedTuple):
     hidden: np.ndarray
 
 
+@runtime_checkable
 class AutoregressiveNet(Protocol):
     """EAGLE-1, 2, 3, 3.1, HASS, MTP, P-EAGLE: one pass per drafted level, with a KV cache of its own.
 
@@ -53,6 +54,7 @@ class BlockOfRows(NamedTuple):
     visible: np.ndarray
 
 
+@runtime_checkable
 class HalfAutoregressiveNet(Protocol):
     """Falcon: one pass per k drafted levels, with a KV cache and a recurrent state of its own.
 
@@ -88,6 +90,7 @@ class HalfAutoregressiveNet(Protocol):
         ...
 
 
+@runtime_checkable
 class BlockNet(Protocol):
     """DFlash, DSpark: all levels in one pass over an anchor token and masks, with context keys computed from taps.
 
@@ -122,6 +125,7 @@ class BlockNet(Protocol):
         ...
 
 
+@runtime_checkable
 class StepNet(Protocol):
     """Medusa, Hydra, MLP speculator, blockwise heads: no attention, a small network per level."""
 
@@ -138,3 +142,7 @@ class StepNet(Protocol):
             tokens: [n] previous tokens: the last committed one at level 0, drafted ones at the others.
         """
         ...
+
+
+HeadNet = AutoregressiveNet | HalfAutoregressiveNet | BlockNet | StepNet
+"""A network of any shape. Which one is told by its methods (`isinstance`): no two shapes have the same."""

@@ -14,12 +14,17 @@ import numpy as np
 from paceline.errors import InvalidParameter
 from paceline.models.base import CausalLM, pages_for, slot_of
 from paceline.models.fields import is_number, is_whole
-from paceline.models.heads.nets import AutoregressiveNet, BlockNet, BlockOfRows, HalfAutoregressiveNet, StepNet
+from paceline.models.heads.nets import (
+    AutoregressiveNet,
+    BlockNet,
+    BlockOfRows,
+    HalfAutoregressiveNet,
+    HeadNet,
+    StepNet,
+)
 from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.rows import Part, build_rows
 from paceline.models.tokenizer import Tokenizer
-
-Net = AutoregressiveNet | BlockNet | HalfAutoregressiveNet | StepNet
 
 KEY = "check"
 """Entry of a card that holds the tokens and the share."""
@@ -53,7 +58,7 @@ class SelfCheck:
         )
 
 
-def run_self_check(target: CausalLM, net: Net, card: Mapping[str, object]) -> SelfCheck | None:
+def run_self_check(target: CausalLM, net: HeadNet, card: Mapping[str, object]) -> SelfCheck | None:
     """Run the check in the `card` of a head; None where it stores no tokens.
 
     This takes one pass of the target over the stored tokens, and the passes of the head.
@@ -72,7 +77,7 @@ def check_entry(record: HeadRecord) -> list[int] | None:
     return None if record.card.get(KEY) is None else _stored(record.card, record.config)[0]
 
 
-def make_check(target: CausalLM, net: Net, tokens: Sequence[int], num_prompt_tokens: int) -> dict[str, object]:
+def make_check(target: CausalLM, net: HeadNet, tokens: Sequence[int], num_prompt_tokens: int) -> dict[str, object]:
     """The entry `KEY` for the card of a head.
 
     Args:
@@ -119,21 +124,21 @@ def own_text(target: CausalLM, prompt: Sequence[int], num_tokens: int = NUM_TOKE
     return tokens
 
 
-def first_share(target: CausalLM, net: Net, tokens: Sequence[int], num_prompt_tokens: int = 0) -> float:
+def first_share(target: CausalLM, net: HeadNet, tokens: Sequence[int], num_prompt_tokens: int = 0) -> float:
     """Share of positions after the prompt where the first token of a greedy draft is the target's argmax.
 
     Every draft starts from the target's hidden states, so this is the acceptance rate of the first position at
     temperature 0.
     """
     wanted, states = target_states(target, tokens, net.record.config.taps)
-    if hasattr(net, "extend"):
-        logits = _half_autoregressive(net, tokens, states)  # type: ignore[arg-type]
-    elif hasattr(net, "project"):
-        logits = _autoregressive(net, tokens, states)  # type: ignore[arg-type]
-    elif hasattr(net, "inject"):
-        logits = _block(net, tokens, states)  # type: ignore[arg-type]
+    if isinstance(net, HalfAutoregressiveNet):
+        logits = _half_autoregressive(net, tokens, states)
+    elif isinstance(net, AutoregressiveNet):
+        logits = _autoregressive(net, tokens, states)
+    elif isinstance(net, BlockNet):
+        logits = _block(net, tokens, states)
     else:
-        logits = _step(net, tokens, states)  # type: ignore[arg-type]
+        logits = _step(net, tokens, states)
     drafted = logits.argmax(axis=1)
     ids = net.record.draft_ids
     is_right = (drafted if ids is None else ids[drafted]) == wanted[len(wanted) - len(drafted) :]

@@ -76,6 +76,9 @@ class Block(Net):
     def bias(self, tokens) -> np.ndarray:
         return np.zeros((len(tokens), len(IDS)), np.float32)
 
+    def confidence(self, hidden, tokens) -> np.ndarray:
+        return np.ones(len(tokens))
+
 
 class Step(Net):
     def begin(self, hidden: np.ndarray) -> np.ndarray:
