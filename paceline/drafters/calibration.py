@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.sampling.tree import ROOT_PARENT
+from paceline.sampling.randomness import ROOT
 from paceline.speculation.outcome import RequestOutcome
 
 SAID = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97, 1.0)
@@ -51,7 +51,7 @@ class Calibration:
             return
         size = outcome.num_draft_tokens
         verified = size if outcome.tokens[:size] == tuple(tokens[:size]) else 0
-        depths = {ROOT_PARENT: 0}  # of the root and the nodes on the text's path
+        depths = {ROOT: 0}  # of the root and the nodes on the text's path
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
             if parent >= verified:
                 continue

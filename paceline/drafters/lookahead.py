@@ -29,7 +29,8 @@ from paceline.drafters.base import DraftContext
 from paceline.drafters.ngram_pool import NGramPool
 from paceline.drafters.services import DraftServices
 from paceline.errors import InvalidParameter
-from paceline.sampling.tree import ROOT_PARENT, TokenTree
+from paceline.sampling.randomness import ROOT
+from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
 from paceline.speculation.traits import DrafterTraits
 
@@ -96,7 +97,7 @@ class Lookahead:
         guesses = window.pool.latest(context.token_ids[-1], min(share, self._guesses))
         tree = _Grower()
         for guess in guesses:
-            tree.add(ROOT_PARENT, guess)
+            tree.add(ROOT, guess)
         window.place(tree, num_branches - len(guesses))
         return tree.grown().prune(context.budget, context.max_depth)
 
@@ -121,7 +122,7 @@ class _Window:
 
     def place(self, tree: "_Grower", num_columns: int) -> None:
         """Add the first `num_columns` columns to `tree`; the others wait for a step with a larger budget."""
-        self._last_nodes, head = [], ROOT_PARENT
+        self._last_nodes, head = [], ROOT
         for first, *rest in self.columns[:num_columns]:
             head = tree.add(head, [first])
             self._last_nodes.append(tree.add(head, rest))

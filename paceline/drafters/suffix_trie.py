@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from paceline.sampling.tree import ROOT_PARENT
+from paceline.sampling.randomness import ROOT
 
 
 class Node:
@@ -244,7 +244,7 @@ def follow_path(place: Place, limit: int, min_token_prob: float) -> Draft:
         tokens.append(token)
         chances.append(chance)
         node, offset = follower, 0
-    return Draft(tokens, list(range(ROOT_PARENT, len(tokens) - 1)), chances)
+    return Draft(tokens, list(range(ROOT, len(tokens) - 1)), chances)
 
 
 def follow_tree(place: Place, limit: int, min_token_prob: float) -> Draft:
@@ -254,7 +254,7 @@ def follow_tree(place: Place, limit: int, min_token_prob: float) -> Draft:
     chances: list[float] = []
     pushed = 0
     queue: list[tuple[float, int, int, int, Place]] = []
-    here, parent, chance = place, ROOT_PARENT, 1.0
+    here, parent, chance = place, ROOT, 1.0
     while True:
         for token, follower, reached in _followers(here, chance, min_token_prob):
             heappush(queue, (-reached, -pushed, token, parent, follower))

@@ -10,8 +10,8 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.registry import make_drafter
 from paceline.drafters.services import DraftServices
 from paceline.engine.engine import Engine
+from paceline.engine.guarded_policy import GuardedPolicy
 from paceline.engine.memory import allocating, cache_capacity
-from paceline.engine.policy_wall import WalledPolicy
 from paceline.engine.profiles import find_profile
 from paceline.engine.quick_profile import quick_profile
 from paceline.engine.speculation import Speculation
@@ -251,4 +251,4 @@ def _speculation(spec: SpeculativeConfig, drafter: Drafter, prices: LearnedPrice
     policy = make_policy(spec.policy, spec.policy_options, most, traits, prices)
     if looks_ahead and isinstance(policy, Goodput):
         policy = WhereFaster(policy, prices)
-    return Speculation(drafter, spec.rule, verifier, WalledPolicy(policy), most)
+    return Speculation(drafter, spec.rule, verifier, GuardedPolicy(policy), most)

@@ -13,13 +13,13 @@ from functools import partial
 from typing import NoReturn
 
 from paceline.drafters.base import Drafter
-from paceline.engine.door import check_request
 from paceline.engine.drafting import Drafting
 from paceline.engine.drawing import Scores, start_pass, starts_passes
 from paceline.engine.grammar import Grammars
 from paceline.engine.inputs import copy_pages
 from paceline.engine.live import LiveRequest, LiveSample
 from paceline.engine.metrics import EngineMetrics
+from paceline.engine.request_checks import check_request
 from paceline.engine.speculation import Speculation
 from paceline.engine.step import PassRows, StartedStep, StepOutput, VerifiedDraft, provenance_of, verified_draft
 from paceline.engine.step_timer import StepTimer

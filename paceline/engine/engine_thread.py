@@ -43,7 +43,7 @@ class EngineThread:
     ) -> None:
         self._engine, self._on_outputs, self._on_death, self._on_wake = engine, on_outputs, on_death, on_wake
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._door = threading.Lock()
+        self._lock = threading.Lock()
         self._death: EngineDead | None = None
         self._is_stopping = False
         self._step_began: float | None = None
@@ -82,7 +82,7 @@ class EngineThread:
                 future.set_exception(EngineDead(f"the engine failed: {error_text(error)}"))
                 raise
 
-        with self._door:
+        with self._lock:
             if self._death is not None:
                 raise self._death
             self._calls.put(run)
@@ -151,7 +151,7 @@ class EngineThread:
         """Refuse new calls, run the queued ones, and report the thread's end through `on_death`."""
         self._step_began = None
         self.turns.leave()
-        with self._door:
+        with self._lock:
             self._death = death
         self._run_waiting()  # late calls can still run: the engine's state is intact, only its steps fail
         self._on_death(death)

@@ -14,7 +14,7 @@ class Turns:
     """A first-come-first-served lock, held during a step as a context manager or until `leave`. One turn per thread."""
 
     def __init__(self) -> None:
-        self._door = threading.Lock()
+        self._lock = threading.Lock()
         self._line: deque[threading.Event] = deque()
         self._own = threading.local()
 
@@ -23,7 +23,7 @@ class Turns:
         if self._place is not None:
             return
         self._own.place = place = threading.Event()
-        with self._door:
+        with self._lock:
             if not self._line:
                 place.set()
             self._line.append(place)
@@ -33,7 +33,7 @@ class Turns:
         place, self._own.place = self._place, None
         if place is None:
             return
-        with self._door:
+        with self._lock:
             self._line.remove(place)
             if self._line:
                 self._line[0].set()

@@ -12,9 +12,7 @@ import numpy as np
 from paceline.errors import InvalidParameter
 from paceline.placement.parallelise import LayerCosts
 from paceline.speculation import CostProfile
-
-ALL_REDUCES_PER_LAYER = 2
-"""After attention and after the feed-forward block (Shoeybi et al. 2019, Megatron-LM)."""
+from paceline.theory.distributed_draft import ALL_REDUCES_PER_LAYER
 
 
 @dataclass(frozen=True, slots=True)

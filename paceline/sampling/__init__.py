@@ -7,7 +7,7 @@ from paceline.sampling.lossy import LOSSY, may_change
 from paceline.sampling.randomness import ROOT, CounterRandomness, Randomness, fresh_seed
 from paceline.sampling.rejection import verify_rejection_sampling
 from paceline.sampling.rules import AUTO, RULES, Judge, Verifier, is_lossy, judge, resolve
-from paceline.sampling.tree import ROOT_PARENT, TokenTree, union
+from paceline.sampling.tree import TokenTree, union
 from paceline.sampling.verify import TargetLaws, Verdict, verify
 from paceline.sampling.warp import Warper
 
@@ -15,7 +15,6 @@ __all__ = [
     "AUTO",
     "LOSSY",
     "ROOT",
-    "ROOT_PARENT",
     "RULES",
     "CounterRandomness",
     "GreedyLaw",

@@ -16,7 +16,7 @@ from paceline.sampling.edits import Edits
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT, CounterRandomness, Purpose
 from paceline.sampling.rules import Verifier, verify_as_far, verify_auto
-from paceline.sampling.tree import ROOT_PARENT, TokenTree
+from paceline.sampling.tree import TokenTree
 from paceline.sampling.verify import Verdict, draft_law_of_trial, verify
 from paceline.sampling.warp import Warper, check_peak
 
@@ -130,7 +130,7 @@ def questions_about(
         return [question_about(warper, (), keys[0], next_key=keys[1])]
     depths = (0, *tree.depths)
     questions = []
-    for node in range(ROOT_PARENT, len(tree)):
+    for node in range(ROOT, len(tree)):
         key = randomness.target_key(position + depths[node + 1])
         trials = _trials(tree, node) if asks == "trials" else ()
         questions.append(question_about(warper, tree.tokens_to(node), key, trials))

@@ -9,7 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from paceline.sampling.tree import ROOT_PARENT, TokenTree
+from paceline.sampling.randomness import ROOT
+from paceline.sampling.tree import TokenTree
 
 
 class GrammarCursor(Protocol):
@@ -48,13 +49,13 @@ def cut(tree: TokenTree, cursor: GrammarCursor) -> TokenTree:
     """
     if tree.draw != "one_hot" or not len(tree):
         return tree
-    number = {ROOT_PARENT: ROOT_PARENT}
+    number = {ROOT: ROOT}
     below: dict[int, np.ndarray | None] = {}
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
         if parent not in number:
             continue
         if parent not in below:
-            below[parent] = cursor.allowed(() if parent == ROOT_PARENT else tree.tokens_to(parent))
+            below[parent] = cursor.allowed(() if parent == ROOT else tree.tokens_to(parent))
         mask = below[parent]
         if mask is not None and token < len(mask) and mask[token]:
             number[node] = len(number) - 1

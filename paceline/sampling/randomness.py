@@ -17,7 +17,7 @@ Purpose = Literal["target", "draft", "accept"]
 """``target``: the target's draw (bonus, recovered, plain); ``draft``: a drafter's draw; ``accept``: a coin."""
 
 ROOT = -1
-"""Node number of a draw that belongs to no drafted node."""
+"""Node number of a tree's root, the parent of its first nodes, and of a draw that belongs to no drafted node."""
 
 _PURPOSE_CODES: dict[Purpose, int] = {"target": 1, "draft": 2, "accept": 3}
 _MASK = (1 << 64) - 1

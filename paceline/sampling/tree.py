@@ -12,6 +12,7 @@ from typing import Literal
 
 from paceline.errors import InvalidParameter
 from paceline.sampling.law import Law
+from paceline.sampling.randomness import ROOT
 
 Draw = Literal["one_hot", "iid", "without_replacement"]
 """How siblings were drawn, which decides how they are verified.
@@ -20,8 +21,6 @@ Draw = Literal["one_hot", "iid", "without_replacement"]
 ``without_replacement``: each sibling drawn from its law with the earlier siblings removed and renormalised.
 """
 
-ROOT_PARENT = -1
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TokenTree:
@@ -29,7 +28,7 @@ class TokenTree:
 
     Attributes:
         tokens: n token ids; node i is tokens[i].
-        parents: n node numbers with parents[i] < i; ROOT_PARENT for children of the root.
+        parents: n node numbers with parents[i] < i; ROOT for children of the root.
         draw: how siblings were drawn.
         draft_laws: the laws nodes were drawn from, None when `draw` is ``one_hot``.
         draft_rows: n indices into `draft_laws` (siblings of several drafters may differ); None when `draw` is
@@ -90,7 +89,7 @@ class TokenTree:
         parents: list[int] = []
         known: dict[tuple[int, int], int] = {}
         for path in paths:
-            node = ROOT_PARENT
+            node = ROOT
             for token in path:
                 if (node, token) not in known:
                     known[node, token] = len(tokens)
@@ -106,7 +105,7 @@ class TokenTree:
             return tuple(range(1, len(self) + 1))
         depths: list[int] = []
         for parent in self.parents:
-            depths.append(1 if parent == ROOT_PARENT else depths[parent] + 1)
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
         return tuple(depths)
 
     @property
@@ -115,20 +114,20 @@ class TokenTree:
         return len(self) if self.is_chain else max(self.depths)
 
     def children(self, node: int) -> tuple[int, ...]:
-        """Children of `node` (ROOT_PARENT for the root) in order of their numbers."""
+        """Children of `node` (ROOT for the root) in order of their numbers."""
         return self._children[node + 1]
 
     def path_to(self, node: int) -> tuple[int, ...]:
-        """Nodes from the root's child down to `node`, both included; empty for ROOT_PARENT."""
+        """Nodes from the root's child down to `node`, both included; empty for ROOT."""
         path: list[int] = []
-        while node != ROOT_PARENT:
+        while node != ROOT:
             path.append(node)
             node = self.parents[node]
         return tuple(reversed(path))
 
     def tokens_to(self, node: int) -> tuple[int, ...]:
         """Tokens on the path down to `node`, which are appended to the text if `node` is accepted."""
-        return tuple(self.tokens[i] for i in self.path_to(node)) if node != ROOT_PARENT else ()
+        return tuple(self.tokens[i] for i in self.path_to(node)) if node != ROOT else ()
 
     def draft_law(self, node: int) -> Law:
         """The law `node` was drawn from (before earlier siblings were removed); one-hot for deterministic proposals."""
@@ -147,7 +146,7 @@ class TokenTree:
         nodes = kept[:num_nodes]
         if len(nodes) == len(self):
             return self
-        number = {node: i for i, node in enumerate(nodes)} | {ROOT_PARENT: ROOT_PARENT}
+        number = {node: i for i, node in enumerate(nodes)} | {ROOT: ROOT}
         tokens = tuple([self.tokens[node] for node in nodes])
         parents = tuple([number[self.parents[node]] for node in nodes])
         rows = None if self.draft_rows is None else tuple([self.draft_rows[node] for node in nodes])
@@ -198,7 +197,7 @@ class _Union:
     def add(self, tree: TokenTree) -> None:
         places: list[int] = []  # by node of `tree`, the node of the union that gets its children
         for node, parent in enumerate(tree.parents):
-            above = parent if parent == ROOT_PARENT else places[parent]
+            above = parent if parent == ROOT else places[parent]
             places.append(self._place(above, tree.tokens[node], tree.draft_law(node)))
 
     def _place(self, parent: int, token: int, law: Law) -> int:
@@ -214,7 +213,7 @@ class _Union:
 @lru_cache
 def _chain(num_nodes: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     """(parents, children of the root and of each node) of a chain."""
-    return tuple(range(ROOT_PARENT, num_nodes - 1)), (*((node,) for node in range(num_nodes)), ())
+    return tuple(range(ROOT, num_nodes - 1)), (*((node,) for node in range(num_nodes)), ())
 
 
 def _children_of(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -230,7 +229,7 @@ def _check_shape(tree: TokenTree) -> None:
         problem = f"{len(tree.parents)} parents for {len(tree.tokens)} tokens"
         raise InvalidParameter("parents", problem, "give every node one parent")
     for node, parent in enumerate(tree.parents):
-        if not ROOT_PARENT <= parent < node:
+        if not ROOT <= parent < node:
             raise InvalidParameter("parents", f"node {node} has parent {parent}", "number parents before children")
 
 

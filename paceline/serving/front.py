@@ -21,7 +21,7 @@ from paceline.serving.protocol import ChatRequest, CompletionRequest, split_samp
 from paceline.serving.refusals import HttpRefusal
 from paceline.serving.rendering import rendered, response
 from paceline.serving.settings import Settings
-from paceline.serving.stream import DONE, EventStream, bodies, event, events, gather, run, unless_gone
+from paceline.serving.stream import DONE, EventStream, bodies, cancelled, event, events, gather, run, unless_gone
 from paceline.serving.tools import written_calls
 
 _EARLY_SECONDS = 1.0
@@ -139,7 +139,7 @@ class Front:
             chunks = run(self.backend, jobs, 1 if self.text else body.num_samples)
             stack.push_async_callback(chunks.aclose)
             first = asyncio.ensure_future(anext(chunks))
-            stack.push_async_callback(_ended, first)
+            stack.push_async_callback(cancelled, first)
             await unless_gone(request, asyncio.wait({first}, timeout=_EARLY_SECONDS))
             early = first.result() if first.done() else None
             stack.callback(lambda: request.scope["state"]["noted"].update(answer.noted()))
@@ -213,14 +213,6 @@ async def _rest(first: "asyncio.Future[Any]", chunks: AsyncGenerator[Any, None])
     yield await first
     async for item in chunks:
         yield item
-
-
-async def _ended(task: "asyncio.Future[Any]") -> None:
-    if not task.done():
-        task.cancel()
-        await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()
 
 
 def _wish(body: CompletionRequest | ChatRequest, jobs: list[Job], settings: Settings) -> Wish:

@@ -180,7 +180,7 @@ class EventStream(Response):
                 if gone in done or (self._is_sending and silent >= max(_PATIENCE, self._ping)):
                     return
                 if shut in done:
-                    await _cancelled(writer)
+                    await cancelled(writer)
                     await _send(send, self._problem(refusal_of(RequestRejected(_SHUT)).body), False)
                     return
                 if silent >= self._ping and not self._is_sending:
@@ -190,7 +190,7 @@ class EventStream(Response):
         finally:
             gone.cancel()
             shut.cancel()
-            await _cancelled(writer)
+            await cancelled(writer)
             await self._told.aclose()
             await self._stack.aclose()
 
@@ -224,7 +224,7 @@ async def gather(chunks: Chunks, gate: Gate) -> list[tuple[int, Chunk]]:
         return reading.result()
     finally:
         shut.cancel()
-        await _cancelled(reading)
+        await cancelled(reading)
 
 
 async def _all(chunks: Chunks) -> list[tuple[int, Chunk]]:
@@ -246,7 +246,7 @@ async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
         raise ClientGone
     finally:
         gone.cancel()
-        await _cancelled(task)
+        await cancelled(task)
 
 
 def event(body: Any) -> str:
@@ -254,7 +254,7 @@ def event(body: Any) -> str:
     return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
-async def _cancelled(task: "asyncio.Future[Any]") -> None:
+async def cancelled(task: "asyncio.Future[Any]") -> None:
     """Cancel a task and wait until it has ended."""
     if not task.done():
         task.cancel()

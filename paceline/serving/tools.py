@@ -14,6 +14,7 @@ from typing import Any
 from paceline.errors import InvalidParameter
 from paceline.models.messages import read_arguments
 from paceline.serving.call_schema import calls_schema
+from paceline.serving.thoughts import overlap
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _BEGUN = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*(?:,\s*"arguments"\s*:\s*(.*))?', re.DOTALL)
@@ -122,7 +123,7 @@ class CallReader:
         if ended:
             more, _ = self._last(*self._split())
             return shown + more, self.calls[before:]
-        keep = self._split()[0] if _OPEN in self._held else self._held[: len(self._held) - _overlap(self._held)]
+        keep = self._split()[0] if _OPEN in self._held else self._held[: len(self._held) - overlap(self._held, _OPEN)]
         self._held = self._held[len(keep) :]
         return shown + keep, self.calls[before:]
 
@@ -233,8 +234,3 @@ def _checked(number: int, tool: Any) -> dict[str, Any]:
     if not isinstance(function.get("parameters") or {}, Mapping):
         raise InvalidParameter("tools", f"tools[{number}].function.parameters is no schema", "send a JSON schema")
     return {"type": "function", "function": dict(function)}
-
-
-def _overlap(text: str) -> int:
-    """Characters at the end of `text` that may begin a call."""
-    return next((n for n in range(min(len(text), len(_OPEN) - 1), 0, -1) if _OPEN.startswith(text[-n:])), 0)

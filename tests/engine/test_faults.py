@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paceline.engine import build, verifying
-from paceline.engine.policy_wall import WalledPolicy
+from paceline.engine.guarded_policy import GuardedPolicy
 from paceline.errors import DrafterWarning, EngineDead, InvalidParameter, PolicyWarning
 from paceline.sampling import TokenTree, Warper
 from paceline.speculation import DrafterTraits, LengthPolicy
@@ -92,8 +92,8 @@ def test_a_policy_behind_its_wall_asks_for_laws_and_beliefs_as_it_says():
     class Curious(LengthPolicy):
         asks_beliefs, asks_laws = True, True
 
-    assert (WalledPolicy(Curious()).asks_laws, WalledPolicy(LengthPolicy()).asks_laws) == (True, False)
-    assert (WalledPolicy(Curious()).asks_beliefs, WalledPolicy(LengthPolicy()).asks_beliefs) == (True, False)
+    assert (GuardedPolicy(Curious()).asks_laws, GuardedPolicy(LengthPolicy()).asks_laws) == (True, False)
+    assert (GuardedPolicy(Curious()).asks_beliefs, GuardedPolicy(LengthPolicy()).asks_beliefs) == (True, False)
 
 
 def test_a_model_that_refuses_keys_nobody_wrote_is_priced_by_a_guess(engine_for, monkeypatch):

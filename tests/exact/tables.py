@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from paceline.sampling import ROOT_PARENT, Law, Randomness, TokenTree, Verdict
+from paceline.sampling import ROOT, Law, Randomness, TokenTree, Verdict
 from paceline.sampling.tree import Draw
 
 from .enumerator import law_of
@@ -52,7 +52,7 @@ def drawn(model: Model, shape: Sequence[int], draw: Draw = "iid") -> Drafter:
         parents: list[int] = []
         laws: list[Law] = []
         rows: list[int] = []
-        frontier = [(ROOT_PARENT, prefix)]
+        frontier = [(ROOT, prefix)]
         for depth, width in enumerate(shape):
             grown = []
             for parent, context in frontier:

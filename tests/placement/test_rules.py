@@ -29,11 +29,11 @@ from paceline.placement.explain import explain
 from paceline.placement.parallel_map import parallel_map, scaled
 from paceline.placement.search import NAMES, plan
 from paceline.placement.search.bounds import Bounds, may_hold
+from paceline.placement.search.device_types import only
 from paceline.placement.search.facts import Facts
 from paceline.placement.search.fewest import fewest_devices
 from paceline.placement.search.honest import held_out
 from paceline.placement.search.sampling import windows_of
-from paceline.placement.search.types import only
 from tests.placement.cases import make_case
 
 TABLE = {2: 0.11, 4: 0.13, 8: 0.17}

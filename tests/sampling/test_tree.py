@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidParameter
-from paceline.sampling import ROOT_PARENT, Law, TokenTree, union
+from paceline.sampling import ROOT, Law, TokenTree, union
 
 HALF = Law(np.array([0, 1]), np.array([0.5, 0.5]))
 BUSHY = TokenTree((5, 6, 7, 8, 9), (-1, -1, 0, 2, 1))
@@ -17,7 +17,7 @@ def test_derived_facts_of_a_bushy_tree() -> None:
     assert [BUSHY.children(node) for node in range(-1, 5)] == [(0, 1), (2,), (4,), (3,), (), ()]
     assert BUSHY.path_to(3) == (0, 2, 3)
     assert BUSHY.tokens_to(3) == (5, 7, 8)
-    assert BUSHY.path_to(ROOT_PARENT) == BUSHY.tokens_to(ROOT_PARENT) == ()
+    assert BUSHY.path_to(ROOT) == BUSHY.tokens_to(ROOT) == ()
     assert not BUSHY.is_chain
     assert BUSHY.draft_law(1).tokens.tolist() == [6]
 
@@ -139,7 +139,7 @@ def test_refusals_name_the_field(field: str, arguments: tuple) -> None:
 
 def test_trees_are_immutable_and_independent_draws_may_repeat() -> None:
     tree = TokenTree((1, 1), (-1, -1), "iid", (HALF,), (0, 0))
-    assert tree.children(ROOT_PARENT) == (0, 1)
+    assert tree.children(ROOT) == (0, 1)
     with pytest.raises(AttributeError):
         tree.tokens = (2,)  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.sampling.law import Law
-from paceline.sampling.randomness import Randomness
-from paceline.sampling.tree import ROOT_PARENT, TokenTree
+from paceline.sampling.randomness import ROOT, Randomness
+from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
 
 
@@ -66,7 +66,7 @@ class Recorder:
         rounds = self._rounds.pop(request_id, [])
         for number, (start, tree) in enumerate(rounds):
             end = rounds[number + 1][0] if number + 1 < len(rounds) else len(token_ids)
-            node = ROOT_PARENT
+            node = ROOT
             for place in range(start, min(end, len(token_ids))):
                 children = tree.children(node)
                 if not children:

@@ -112,7 +112,7 @@ class Team:
     def __init__(self, num_threads: int | None = None) -> None:
         self.num_threads = num_threads or usable_cores()
         self._inboxes = [queue.SimpleQueue() for _ in range(self.num_threads - 1)]
-        self._door = threading.Lock()
+        self._lock = threading.Lock()
         self._end = weakref.finalize(self, _end, self._inboxes)
         for index, inbox in enumerate(self._inboxes, start=1):
             try:
@@ -128,7 +128,7 @@ class Team:
         Raises:
             EngineDead: the team is closed; the kernel would wait for its members forever.
         """
-        with self._door:  # all members get the job, or the end
+        with self._lock:  # all members get the job, or the end
             if not self._end.alive:
                 raise EngineDead("the threads of this model have ended: it is closed; make a new one")
             for inbox in self._inboxes:
@@ -137,7 +137,7 @@ class Team:
 
     def close(self) -> None:
         """End the threads; also done when nobody holds the team any more."""
-        with self._door:
+        with self._lock:
             self._end()
 
 

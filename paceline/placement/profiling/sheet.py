@@ -11,10 +11,10 @@ from paceline.placement.profile import ModelProfile, ParallelConfig, Stages
 from paceline.placement.profiling.device import DeviceSheet
 from paceline.placement.profiling.model_work import ModelWork
 from paceline.placement.tokens import TokenProfile
+from paceline.theory.distributed_draft import ALL_REDUCES_PER_LAYER
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 CONTEXTS = (0, 1024, 4096, 16384)
-ALL_REDUCES_PER_LAYER = 2
 FREE = 0.9
 """Part of a device's memory that weights, keys and values may take."""
 

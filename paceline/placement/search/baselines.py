@@ -10,9 +10,9 @@ from paceline.placement.case import Case
 from paceline.placement.placement import Placement
 from paceline.placement.profile import ParallelConfig
 from paceline.placement.search.fast import fast_greedy
+from paceline.placement.search.free_memory import Rooms
 from paceline.placement.search.partitions import remainder
 from paceline.placement.search.replication import replicate, single_devices
-from paceline.placement.search.rooms import Rooms
 from paceline.placement.search.search import Groups, Search, empty_groups
 from paceline.placement.workload import Workload
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.placement.search.rooms import Rooms
+from paceline.placement.search.free_memory import Rooms
 from paceline.placement.search.search import Groups, Score, Search
 
 

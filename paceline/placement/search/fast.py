@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.placement.search.rooms import Rooms
+from paceline.placement.search.free_memory import Rooms
 from paceline.placement.search.search import Groups, Score, Search, Trial
 
 

@@ -8,10 +8,10 @@ from paceline.errors import InvalidParameter
 from paceline.placement.case import Case
 from paceline.placement.placement import Placement
 from paceline.placement.search.baselines import Window
+from paceline.placement.search.device_types import search_types, unplaceable
 from paceline.placement.search.policies import BEAMS, WINDOWED, policy_named
 from paceline.placement.search.sampling import Sample, most_requests, windows_of
 from paceline.placement.search.search import Improvement, Search, SearchProgress, TimeIsUp
-from paceline.placement.search.types import search_types, unplaceable
 from paceline.placement.simulator import Evaluator, SimulationResult, simulate
 from paceline.placement.simulator.token_evaluator import TokenEvaluator
 from paceline.placement.workload import Workload

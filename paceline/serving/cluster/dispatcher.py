@@ -285,7 +285,7 @@ class Dispatcher:
         self.events.record("group_died", group=group, reason=reason.splitlines()[0] if reason else "unknown")
         self._blame(died)
         if wait is None and not self._is_closing:
-            wait = state.pardoned(self._supervision)
+            wait = state.restart_after_all(self._supervision)
         self._move(group, now, None if wait is None else now + wait + state.load_seconds)
         if wait is None:
             self.events.record("group_lost", group=group, restarts=state.restarts)
@@ -304,7 +304,7 @@ class Dispatcher:
             if flight.deaths >= self._supervision.max_deaths:
                 self.events.record("request_quarantined", request=flight.job.request_id, groups=flight.killed)
                 for group in flight.killed:
-                    self._lives[group].forgive()
+                    self._lives[group].uncount_failure()
                 self._fail(flight, GroupLost(f"{flight.deaths} groups died while they ran this request"))
 
     def _move(self, group: int, now: float, back_at: float | None) -> None:

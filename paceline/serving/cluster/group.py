@@ -94,11 +94,11 @@ class Life:
         self.restarts += 1
         return self._wait(supervision)
 
-    def forgive(self) -> None:
+    def uncount_failure(self) -> None:
         """Do not count one of its failures, because a request caused it."""
         self.restarts = max(0, self.restarts - 1)
 
-    def pardoned(self, supervision: Supervision) -> float | None:
+    def restart_after_all(self, supervision: Supervision) -> float | None:
         """For a group that is no longer restarted: seconds before a restart that is allowed after all, else None."""
         if self.restarts >= supervision.max_restarts:
             return None

@@ -22,9 +22,9 @@ from paceline.placement.search.baselines import equal_replicas, round_robin
 from paceline.placement.search.batched import batch_greedy
 from paceline.placement.search.facts import Facts
 from paceline.placement.search.fast import fast_greedy
+from paceline.placement.search.free_memory import Rooms
 from paceline.placement.search.large import _torn_down
 from paceline.placement.search.partitions import uniform_skeletons
-from paceline.placement.search.rooms import Rooms
 from paceline.placement.search.sampling import Windows, windows_of
 from paceline.placement.search.search import Search, TimeIsUp, empty_groups
 from paceline.placement.workload import merge

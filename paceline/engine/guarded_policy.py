@@ -1,4 +1,4 @@
-"""`WalledPolicy`: wraps a length policy so that its errors end no request; after the first error nothing is drafted.
+"""`GuardedPolicy`: wraps a length policy so that its errors end no request; after the first error nothing is drafted.
 
 Not for policies (`speculation/policies/`), nor for drafters' errors (`drafting.py`).
 """
@@ -14,7 +14,7 @@ from paceline.speculation.policies import Around, DraftLaw
 Answer = TypeVar("Answer")
 
 
-class WalledPolicy(Around):
+class GuardedPolicy(Around):
     """Delegates to `inner` until it raises or returns an invalid value; from then on every budget is 0.
 
     Attributes:
