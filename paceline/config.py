@@ -6,11 +6,12 @@ Not for what one request asks (`types.SamplingParams`) and not for the shape of 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from numbers import Integral, Real
+from numbers import Real
 from os import PathLike
 from typing import Any, Literal, TypeVar
 
 from paceline.errors import InvalidParameter
+from paceline.limits import is_whole
 from paceline.vllm_names import ENGINE, SPECULATIVE, constructor_knows_vllm, in_our_words, refuse
 
 Executor = Literal["auto", "numba", "torch", "cuda"]
@@ -55,7 +56,7 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         number = self.num_draft_tokens
-        whole = isinstance(number, Integral) and not isinstance(number, bool)
+        whole = is_whole(number)
         if number is not None and not (whole and int(number) >= 0):
             problem = f"{number!r} is not a whole number of 0 or more"
             raise InvalidParameter("num_draft_tokens", problem, "use 0 to switch drafting off")
@@ -160,7 +161,7 @@ class EngineConfig:
         for name in ("num_threads", "tensor_parallel_size", "pipeline_parallel_size", "max_model_len", "max_num_seqs",
                      "max_num_batched_tokens", "kv_cache_memory_bytes"):  # fmt: skip
             value = getattr(self, name)
-            whole = isinstance(value, Integral) and not isinstance(value, bool)
+            whole = is_whole(value)
             if value is not None and not (whole and int(value) >= 1):
                 raise InvalidParameter(
                     name, f"{value!r} is not a whole number of 1 or more", "change it, or leave it out"

@@ -21,6 +21,8 @@ Limit = Callable[[str, Any], Any]
 
 _LARGEST_ID = 2**31 - 1
 """Token ids and counts of tokens fit into 32 bits."""
+NO_LIMIT = _LARGEST_ID
+"""`max_tokens` of a request that goes on until the model ends it or its context is full."""
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 60
@@ -267,7 +269,7 @@ LIMITS: dict[str, Limit] = {
     "logit_bias": Biases(most=1024, largest=100),
     "bad_words": Strings(most=1024, longest=128),
     "allowed_token_ids": TokenIds(most=1 << 16, optional=True),
-    "max_tokens": Instead(None, _LARGEST_ID, Whole(1, _LARGEST_ID, "ask for at least one token")),
+    "max_tokens": Instead(None, NO_LIMIT, Whole(1, _LARGEST_ID, "ask for at least one token")),
     "min_tokens": Whole(0, _LARGEST_ID, "use 0 to switch it off"),
     "seed": Whole(-(2**63), 2**64 - 1, "give a seed of 64 bits, or leave it out", optional=True),
     "stop": Strings(most=16, longest=128),

@@ -4,12 +4,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from paceline.limits import NO_LIMIT
 from paceline.types import RequestStats, SamplingParams, TokenProvenance
 
-NO_LIMIT = 2**31 - 1
-"""`max_tokens` of a request that goes on until the model ends it or its context is full."""
 _EXPECTED = 128
-"""Expected output tokens of such a request, for queue predictions."""
+"""Expected output tokens of a request without a limit, for queue predictions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.errors import InvalidParameter
+from paceline.limits import NO_LIMIT
 from paceline.serving.fields import (
     Amount,
     Bias,
@@ -28,7 +29,7 @@ from paceline.serving.fields import (
     response_grammar,
     without_nulls,
 )
-from paceline.serving.job import NO_LIMIT, Job
+from paceline.serving.job import Job
 from paceline.serving.message import Message, check_text
 from paceline.serving.tools import ToolChoice, readable_calls
 from paceline.types import SamplingParams

@@ -48,6 +48,11 @@ class Answer:
     prefill_seconds: float | None = None
     prompt_tokens: int | None = None
 
+    @property
+    def seconds_per_token(self) -> float:
+        """Mean seconds per token after the first."""
+        return (self.seconds - self.first_token_seconds) / max(1, self.tokens - 1)
+
     def says(self, other: "Answer") -> bool:
         """Whether both answers are equal: by token ids if both have them, else by text."""
         if self.token_ids is not None and other.token_ids is not None:

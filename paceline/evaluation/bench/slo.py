@@ -39,9 +39,8 @@ class Slo:
 
     def keeps(self, answer: Answer) -> bool:
         """Whether an answer meets the limits."""
-        per_token = (answer.seconds - answer.first_token_seconds) / max(1, answer.tokens - 1)
         is_soon = self.ttft is None or answer.first_token_seconds <= self.ttft
-        return is_soon and (self.tpot is None or per_token <= self.tpot)
+        return is_soon and (self.tpot is None or answer.seconds_per_token <= self.tpot)
 
     def share(self, answers: Sequence[Answer]) -> float:
         """Fraction of the answers that meet the limits."""

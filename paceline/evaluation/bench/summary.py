@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from paceline.evaluation.bench.arms import Answer
 from paceline.evaluation.bench.record import Measurement
 from paceline.evaluation.bench.slo import Slo
 from paceline.evaluation.report import Decoding, drafts_can_explain
@@ -198,7 +197,7 @@ def _summary(label: str, base: str, measurements: Sequence[Measurement], slo: Sl
         draft_share=_draft_share(answers),
         first_token_seconds=float(np.median([answer.first_token_seconds for answer in answers])),
         first_token_95=float(np.quantile([answer.first_token_seconds for answer in answers], 0.95)),
-        per_token_95=float(np.quantile([_per_token(answer) for answer in answers], 0.95)),
+        per_token_95=float(np.quantile([answer.seconds_per_token for answer in answers], 0.95)),
         identical=sum(_same(one, theirs) for one in own),
         num_cells=len(own),
         in_time=slo.share(answers) if slo else None,
@@ -228,11 +227,6 @@ def _decoding(one: Measurement) -> Decoding | None:
 def _joules_per_token(own: Sequence[Measurement]) -> float | None:
     known = [one.joules for one in own if one.joules is not None]
     return sum(known) / sum(one.tokens for one in own) if len(known) == len(own) else None
-
-
-def _per_token(answer: Answer) -> float:
-    """Mean seconds per token after the first."""
-    return (answer.seconds - answer.first_token_seconds) / max(1, answer.tokens - 1)
 
 
 def _same(one: Measurement, base: dict[tuple[int, int], Measurement]) -> bool:

@@ -331,7 +331,8 @@ def test_what_a_verdict_means_for_a_build():
     "draft", [NGRAM | {"options": {"prompt_lookup_min": 30, "prompt_lookup_max": 30}}], ids=["never"]
 )
 def test_an_audit_in_which_nothing_is_drafted_is_inconclusive(plain, draft):
-    found = audit(plain, PROMPTS, AuditPlan(draft, minutes=0.02, checks=CHECKS[:-1], max_tokens=8))
+    checks = [name for name in CHECKS if name != "controls"]
+    found = audit(plain, PROMPTS, AuditPlan(draft, minutes=0.02, checks=checks, max_tokens=8))
     checks = by_name(found)
     assert {name for name, check in checks.items() if check.verdict == "UNTESTED"} == {"greedy", "coupled", "law"}
     assert checks["rule"].verdict == "PROVED"
