@@ -88,17 +88,13 @@ class AsyncLLM:
         """Seconds since the current step began (the largest value of several engines); 0 between steps."""
         return max(lane.thread.step_seconds for lane in self._lanes)
 
-    def chat_prompt(self, messages: Sequence[Any]) -> list[int]:
-        """Token ids of a conversation rendered by the chat template, including the generation prompt."""
-        return self._llm.chat_prompt(messages)
-
-    async def chat_tokens(
+    async def chat_prompt(
         self, messages: Sequence[Any], template: Mapping[str, Any] | None = None, **ending: bool
     ) -> list[int]:
         """`LLM.chat_prompt`, with its arguments, on a worker thread."""
         return await self._aside(partial(self._llm.chat_prompt, **ending), messages, template)
 
-    async def tokens(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
+    async def token_ids_of(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt; long ones are tokenised on a worker thread. Raises as `LLM.token_ids_of`."""
         prompt = plain_prompt(prompt)
         if not isinstance(prompt, Sized) or len(prompt) <= _SHORT:
@@ -149,7 +145,7 @@ class AsyncLLM:
             EngineDead: the engine failed, or was shut down or closed.
         """
         self.loaded.check_open()
-        token_ids = await self.tokens(prompt)
+        token_ids = await self.token_ids_of(prompt)
         name = f"request-{next(self._numbers)}" if request_id is None else request_id
         params = sampling_params or SamplingParams()
         if params.structured_outputs is not None or params.prediction:

@@ -148,12 +148,12 @@ class Worker:
     async def _token_ids(self, job: Job) -> list[int]:
         llm = self._llms[job.model]
         if job.messages:
-            return await llm.chat_tokens(
+            return await llm.chat_prompt(
                 job.messages, job.template, add_generation_prompt=job.add_generation_prompt,
                 continue_final_message=job.continue_final_message,
             )  # fmt: skip
         assert job.prompt is not None
-        return await llm.tokens(job.prompt, job.add_special_tokens)
+        return await llm.token_ids_of(job.prompt, job.add_special_tokens)
 
 
 def _thinking(job: Job, prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking:

@@ -312,7 +312,7 @@ def test_long_prompts_are_tokenised_beside_the_event_loop(llm_of, monkeypatch):
     monkeypatch.setattr(llm, "token_ids_of", noted)
 
     async def main(served):
-        return [await served.tokens(prompt) for prompt in ("abc", text, {"prompt": text})]
+        return [await served.token_ids_of(prompt) for prompt in ("abc", text, {"prompt": text})]
 
     assert run(llm, main) == [[1, 2, 3]] * 3
     assert places == [True, False, False]
