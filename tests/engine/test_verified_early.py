@@ -156,9 +156,9 @@ def test_what_cannot_be_verified_early_waits(why):
 def test_nothing_is_verified_in_the_slots_of_a_pass_that_is_under_way():
     model, cache = after_a_pass()
     model.passes.has_recorded = lambda *_: True
-    model._foreseen._is_worth_it = lambda: True
+    model._foreseen.gain.assume(1e9, 1.0, 1.0)
     model.begin_drawn(build_rows([Part((2 * i, 2 * i + 1), 1, [6]) for i in range(2)]), cache, (), [LARGEST] * 2)()
-    model._foreseen._is_worth_it = lambda: False
+    model._foreseen.gain.assume(0.0, 0.0, 1.0)
     finish = model.begin_drawn(model._foreseen._next.rows, cache, (), [LARGEST] * 2)  # it was launched ahead
     assert model._foreseen.num_taken == 1
     assert model.verify_early(DRAFTS, None) is None  # a head of another engine, between two steps of this one

@@ -5,20 +5,33 @@ Not for which passes to launch (`foreseen.py`).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 from weakref import ref
 
 import numpy as np
+from torch import Tensor
 
 from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.cuda_executor.fetch import Fetched
 from paceline.models.cuda_executor.following_rows import Roots
-from paceline.models.cuda_executor.passes import CudaKVCache
+from paceline.models.cuda_executor.passes import Advance, CudaKVCache
 from paceline.models.torch_executor.device_states import DeviceStates
 from paceline.sampling.answered import Question
 
 Questions = Sequence[Question]
 Learn = Callable[["BegunPass", Roots, np.ndarray, np.ndarray], bool]
 """See `BegunPass.learn`."""
+
+
+class Launch(Protocol):
+    """Starts a pass."""
+
+    def __call__(
+        self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions, *,
+        is_foreseen: bool = False, advance: Advance | None = None, keys: Tensor | None = None,
+    ) -> tuple[Tensor, DeviceStates | None]:  # fmt: skip
+        """The table of answers to `questions` on the device, and the states of `taps`; see `CudaModel.launch`."""
+        ...
 
 
 @dataclass(eq=False, slots=True)

@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 from weakref import WeakMethod, ref
 
 import numpy as np
@@ -29,7 +29,7 @@ from torch import Tensor
 from paceline.models.base import Rows
 from paceline.models.chains import Draws
 from paceline.models.cuda_executor.backoff import Backoff
-from paceline.models.cuda_executor.begun import BegunPass, Questions
+from paceline.models.cuda_executor.begun import BegunPass, Launch, Questions
 from paceline.models.cuda_executor.fetch import Fetch
 from paceline.models.cuda_executor.following_rows import (
     Roots,
@@ -42,6 +42,7 @@ from paceline.models.cuda_executor.following_rows import (
     roots_after,
     starts_of,
 )
+from paceline.models.cuda_executor.gain import Gain
 from paceline.models.cuda_executor.laws import picks_of
 from paceline.models.cuda_executor.lookups import FEW_ROWS, MADE, Lookups, template_after
 from paceline.models.cuda_executor.passes import Advance, CudaKVCache, Passes
@@ -49,8 +50,6 @@ from paceline.models.cuda_executor.verdicts import Draft, Pending, Verdicts, pas
 from paceline.models.torch_executor.device_states import DeviceStates
 from paceline.sampling.answered import LARGEST, Question
 
-_MEMORY = 1 / 8
-"""Weight of the latest step in the moving averages."""
 _LATEST_STEPS = 16
 """The longest draft of these decides how many drafts of each request a pass launched ahead verifies."""
 
@@ -68,17 +67,6 @@ Answered = Callable[[], tuple[np.ndarray, DeviceStates | None]]
 """Waits for a pass; the table of answers [K, n] to its questions, and the states of its taps, None without taps."""
 
 
-class Launch(Protocol):
-    """Starts a pass."""
-
-    def __call__(
-        self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions, *,
-        is_foreseen: bool = False, advance: Advance | None = None, keys: Tensor | None = None,
-    ) -> tuple[Tensor, DeviceStates | None]:  # fmt: skip
-        """The table of answers to `questions` on the device, and the states of `taps`; see `CudaModel.launch`."""
-        ...
-
-
 class _Ended(NamedTuple):
     """The latest pass, if none was begun after it: its cache, whose `changes` they were then, its taps, and where the
     next one begins."""
@@ -92,8 +80,7 @@ class _Ended(NamedTuple):
 class Foreseen:
     """Predicts and launches the plain passes of one model.
 
-    A pass is launched ahead if its expected saving, the host's time between two steps if the prediction is right,
-    exceeds its expected cost, a wasted pass if it is wrong. Both times and the rate of right predictions are measured.
+    A pass without drafts is launched ahead where a `Gain` is expected, one with drafts where a `Backoff` allows it.
 
     Args:
         launch: starts a pass; with `keys` the noise of each row's pick is given on the device.
@@ -107,6 +94,7 @@ class Foreseen:
         clock: returns seconds.
 
     Attributes:
+        gain: what passes without drafts launched ahead save.
         num_foreseen, num_taken: passes launched ahead, and those of them that the engine then asked for.
         verifies_early: whether `verify` will be called.
     """
@@ -120,11 +108,9 @@ class Foreseen:
         self._max_positions, self._picks, self._clock = max_positions, picks, clock
         self._fetch_lines = Fetch(picks.device)
         self._depths: deque[int] = deque(maxlen=_LATEST_STEPS)
-        self._backoff = Backoff()
-        """Of passes with drafts."""
+        self.gain, self._backoff = Gain(clock), Backoff()
         self._next: BegunPass | None = None
         self._last: _Ended | None = None
-        self._share, self._pass_seconds, self._host_seconds, self._returned = 0.0, 0.0, 0.0, 0.0
         self.num_foreseen = self.num_taken = 0
         self.verifies_early = False
         self._followers: list[WeakMethod[Follow]] = []
@@ -141,7 +127,7 @@ class Foreseen:
         own = None if ahead is None else ahead.places_of(rows, cache, taps, questions)
         starts = starts_of(rows)
         self._depths.append(depth_of(rows, starts))
-        self._expect(rows.positions[starts], cache, ahead is None or own is not None)
+        self.gain.begins((ahead is None or own is not None) and self._follows(rows.positions[starts], cache))
         self._last = None  # until this pass has ended; nothing may follow from the one before it
         if ahead is not None and ahead.has_drafts:
             self._backoff.note(own is not None)
@@ -152,7 +138,7 @@ class Foreseen:
             current = ahead
             self.num_taken += 1
         decided = self._drafted_after(current, rows, starts, own, cache)
-        if self._next is None and not decided and self._is_worth_it():
+        if self._next is None and not decided and self.gain.is_expected:
             self._next = self._begun_after(current, rows, own, cache, questions)
         after, has_recorded = self._next, num_graphs != len(cache.graphs)
 
@@ -168,12 +154,12 @@ class Foreseen:
             for tell in decided:
                 tell(counts, picks)
             if current is not ahead and (after is None or not is_right) and not has_recorded:  # one pass and no more
-                self._learn_seconds(self._clock() - began, ended_before)
+                self.gain.learn_pass(self._clock() - began, ended_before)
             self._last = _Ended(ref(cache), cache.changes, taps, roots)
             states = current.states
             if states is not None and len(own) < len(states):
                 states = states[own.tolist()]
-            self._returned = self._clock()
+            self.gain.ends()
             return table, states
 
         return finish
@@ -191,17 +177,6 @@ class Foreseen:
 
     def _methods(self) -> list[Follow]:
         return [method for each in self._followers if (method := each()) is not None]
-
-    def _learn_seconds(self, seconds: float, ended_before: bool) -> None:
-        """Update the average with a pass that took `seconds`, or less if it `ended_before` the host waited for it."""
-        known = self._pass_seconds
-        if not known or seconds < known or not ended_before:
-            self._pass_seconds += (_MEMORY if known else 1.0) * (seconds - known)
-
-    def _is_worth_it(self) -> bool:
-        """Whether a pass launched ahead is expected to save time."""
-        saved, wasted = self._share * self._host_seconds, (1 - self._share) * self._pass_seconds
-        return self._pass_seconds > 0 and saved > wasted
 
     def _drafted_after(
         self, current: BegunPass, rows: Rows, starts: np.ndarray, own: np.ndarray, cache: CudaKVCache
@@ -291,20 +266,12 @@ class Foreseen:
 
         return told
 
-    def _expect(self, roots: np.ndarray, cache: CudaKVCache, is_right: bool) -> None:
-        """Update the averages: whether this step was predictable, and the host's time before it.
-
-        Args:
-            roots: [S] position of the first row of each segment.
-            is_right: no pass was launched ahead, or the right one.
-        """
-        follows = is_right and self._last is not None and self._last[:2] == (ref(cache), cache.changes)
-        if follows and self._last is not None:
-            before = self._last.roots.positions
-            follows = len(roots) < len(before) or (len(roots) == len(before) and bool((roots == before).all()))
-        self._share += _MEMORY * (follows - self._share)
-        if follows:
-            self._host_seconds += _MEMORY * (self._clock() - self._returned - self._host_seconds)
+    def _follows(self, roots: np.ndarray, cache: CudaKVCache) -> bool:
+        """Whether segments that begin at positions `roots` [S] are those that follow the latest pass, or fewer."""
+        if self._last is None or self._last[:2] != (ref(cache), cache.changes):
+            return False
+        before = self._last.roots.positions
+        return len(roots) < len(before) or (len(roots) == len(before) and bool((roots == before).all()))
 
     def _begun(
         self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions, is_foreseen: bool = False,

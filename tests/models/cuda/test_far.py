@@ -110,7 +110,7 @@ def test_drawn_passes_that_are_launched_ahead(law, monkeypatch):
         for model in pair(RandomCheckpoint(FAMILIES["plain"]), attention="by_position"):
             model._race = lambda logits, peaks, wide: picks_of(answers_of(logits, peaks, wide))[wide.places]
             foreseen, cache, own = model._foreseen, model.new_cache(1), [7]
-            foreseen._share, foreseen._host_seconds, foreseen._pass_seconds = 1e9, 1.0, 1.0
+            foreseen.gain.assume(1e9, 1.0, 1.0)
             for step in range(8):
                 [question] = questions_about(TokenTree(), warper, noise, step + 1, "draws")
                 drawn = model.begin_drawn(build_rows([Part((0,), step, own[-1:])]), cache, (), [question])()

@@ -145,7 +145,7 @@ PROMPTS = {str(n): RNG.integers(0, 7, length).tolist() for n, length in enumerat
 def answers(speculative, prompts=PROMPTS, params=None, **config):
     """(texts, the model) of an engine on CPU tensors, all steps of which that can be are launched ahead."""
     model = CudaModel(CHECKPOINT, "cpu", "float32", attention="by_position", deterministic=True)
-    model._foreseen._share, model._foreseen._host_seconds, model._foreseen._pass_seconds = 1e9, 1.0, 1e-9
+    model._foreseen.gain.assume(1e9, 1.0, 1e-9)
     options = {"executor": "cuda", "kv_cache_memory_bytes": 1 << 22, "profile": "none"} | config
     engine = build_engine(LoadedModel(SOURCE, model), EngineConfig(**options), speculative)
     for number, (name, prompt) in enumerate(prompts.items()):

@@ -86,7 +86,7 @@ def test_passes_with_taps_are_launched_ahead(taps):
     """Two texts, the first of which ends: the other's states are among those of the pass that has both."""
     model, alone = (CudaModel(CHECKPOINT, "cpu", "float32", attention="by_position", deterministic=True) for _ in "ab")
     foreseen = model._foreseen
-    foreseen._share, foreseen._host_seconds, foreseen._pass_seconds = 1e9, 1.0, 1.0
+    foreseen.gain.assume(1e9, 1.0, 1.0)
     caches, kept, wanted = [model.new_cache(2), alone.new_cache(2)], [], []
     for number in (2, 1):  # recorded: other passes are not launched ahead
         rows = build_rows([Part((page,), 0, [5]) for page in range(number)])
@@ -112,7 +112,7 @@ def test_passes_with_taps_are_launched_ahead(taps):
 
 def test_a_pass_launched_ahead_with_other_taps_is_not_taken():
     model = CudaModel(CHECKPOINT, "cpu", "float32", attention="by_position")
-    model._foreseen._share, model._foreseen._host_seconds, model._foreseen._pass_seconds = 1e9, 1.0, 1.0
+    model._foreseen.gain.assume(1e9, 1.0, 1.0)
     cache, said = model.new_cache(1), [7]
     for step in range(6):
         taps = (0,) if step < 3 else (0, 2)
@@ -164,7 +164,7 @@ def test_a_head_that_is_not_asked_leaves_passes_launched_ahead():
     model = CudaModel(CHECKPOINT, "cpu", "float32", attention="by_position")
     plain, _ = answers(model, None)
     foreseen = model._foreseen
-    foreseen._share, foreseen._host_seconds, foreseen._pass_seconds = 1e9, 1.0, 1.0
+    foreseen.gain.assume(1e9, 1.0, 1.0)
     found, engine = answers(model, "eagle3", params=replace(GREEDY, speculative=False))
     assert found == plain and engine.drafter.traits.taps
     assert foreseen.num_taken > 10

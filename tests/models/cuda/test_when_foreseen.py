@@ -8,6 +8,7 @@ from types import SimpleNamespace  # noqa: E402
 
 from paceline.models.cuda_executor.fetch import Fetch  # noqa: E402
 from paceline.models.cuda_executor.foreseen import Foreseen  # noqa: E402
+from paceline.models.cuda_executor.gain import Gain  # noqa: E402
 from paceline.models.cuda_executor.passes import CudaKVCache  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.sampling.answered import Question  # noqa: E402
@@ -77,12 +78,7 @@ def test_passes_for_nothing_end(before):
 
 
 def test_what_the_caller_does_while_a_pass_runs_is_no_part_of_the_pass():
-    known = Steps().foreseen
-    known._learn_seconds(9.0, ended_before=True)  # at most
-    assert known._pass_seconds == 9
-    known._learn_seconds(1.0, ended_before=True)
-    assert known._pass_seconds == 8
-    known._learn_seconds(20.0, ended_before=True)
-    assert known._pass_seconds == 8
-    known._learn_seconds(16.0, ended_before=False)
-    assert known._pass_seconds == 9
+    known = Gain(lambda: 0.0)
+    for seconds, ended_before, average in ((9, True, 9), (1, True, 8), (20, True, 8), (16, False, 9)):  # at most 9
+        known.learn_pass(seconds, ended_before)
+        assert known._pass_seconds == average
