@@ -5,7 +5,8 @@ norms over all heads, layers without positions) stays as it is there.
 
 A pass over few rows uses the kernel of `kernels/products.py` for its products, whose parts are added by the kernels of
 `kernels/entries.py`: a layer is eight kernels, nine where contexts are split. A deterministic model does so for any
-number of rows.
+number of rows. Not for the kernels (`kernels/`). Long, because each part of a layer has two forms, for few rows and for
+many.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,9 @@
 """`CudaModel`: the torch executor's layers with paged attention and one CUDA graph per bucket of rows.
 
 A pass packs its rows on the host, moves them with one copy, and replays the graph of its bucket; the host waits for the
-device only to fetch the logits. Mixtures of experts, and machines without Triton, run without graphs.
+device only to fetch the logits. Mixtures of experts, and machines without Triton, run without graphs. Not for which
+pass is launched before it is asked for (`foreseen.py`), or for packing and graphs (`passes.py`). Long, because it
+implements five interfaces of `models/base.py` over one state.
 """
 
 from collections.abc import Callable, Sequence

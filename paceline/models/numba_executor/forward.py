@@ -5,7 +5,7 @@ caps, factors); no family is known here.
 
 Every thread of a team runs it from start to end; phases end at a barrier, and threads take work inside a phase in
 chunks. Arrays are flat and owned by the caller. Not for formats of weights (`weights.py`) or for building batches
-(`executor.py`).
+(`executor.py`). Long, because its phases share the arrays of one pass and are compiled into one function.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false

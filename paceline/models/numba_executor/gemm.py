@@ -9,7 +9,8 @@ sums of groups in order as floats. In all of them every output is summed in the 
 **a row's result does not depend, bit for bit, on which rows share the pass**. With few rows the cost is reading the
 weights, so verifying five tokens costs little more than decoding one.
 
-Not for threads (`team.py`) or for the layers of a model (`forward.py`).
+Not for threads (`team.py`) or for the layers of a model (`forward.py`). Long, because the tiles of all formats are made
+by the same functions.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
