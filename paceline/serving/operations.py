@@ -53,10 +53,9 @@ def operation_routes(front: Front, log: RequestLog) -> list[Route]:
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def state(_: Request) -> Response:
-        text = front.at_hand()
-        models = {name: dict(text.describe(name)) for name in front.backend.models}
-        told = {"models": models, "metrics": dict(await text.state()), "requests": front.gate.num_inside}
-        return JSONResponse(told)
+        models = {name: dict(front.backend.describe(name)) for name in front.backend.models}
+        counters = {} if front.text is None else dict(await front.text.state())  # a cluster's are in /metrics
+        return JSONResponse({"models": models, "metrics": counters, "requests": front.gate.num_inside})
 
     return [
         Route("/health", health), Route("/ready", ready), Route("/version", tell_version), Route("/metrics", metrics),

@@ -66,6 +66,18 @@ def test_both_protocols_answer_whole():
     asyncio.run(scene())
 
 
+def test_the_state_of_a_cluster_names_its_models():
+    """The playground offers them."""
+
+    async def scene():
+        async with served() as (client, _, _group):
+            state = await client.get("/api/state")
+            assert state.status_code == 200
+            assert list(state.json()["models"]) == ["a", "slow"] and state.json()["metrics"] == {}
+
+    asyncio.run(scene())
+
+
 def test_both_protocols_stream():
     async def scene():
         async with served() as (client, _, _group):

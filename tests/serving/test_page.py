@@ -177,6 +177,18 @@ def test_a_schema_is_followed_and_settings_stay_in_the_link(page, address):
 
 
 @pytest.mark.browser
+def test_a_clusters_models_are_offered_and_the_chosen_one_is_told_of(page, address):
+    """A cluster tells neither drafter nor counters of passes."""
+    state = {"models": {"a": {"max_model_len": 64}, "b": {"max_model_len": 32}}, "metrics": {}, "requests": 0}
+    page.route("**/api/state", lambda route: route.fulfill(json=state))
+    page.goto(f"{address}/?again")
+    page.wait_for_function("() => document.getElementById('facts').textContent === 'a, 64 tokens'")
+    page.click("summary:has-text('Server')")
+    page.select_option("#model", "b")
+    page.wait_for_function("() => document.getElementById('facts').textContent === 'b, 32 tokens'")
+
+
+@pytest.mark.browser
 def test_stop_ends_an_answer_and_a_phone_shows_all(page):
     page.fill("[name=max_tokens]", "400")
     page.fill("#prompt", PROMPT)

@@ -231,8 +231,10 @@ async function refresh() {
     if ($("model").options.length !== names.length) $("model").replaceChildren(...names.map((name) => new Option(name)));
     const { drafter: by, dtype, max_model_len: longest } = models[model()];
     drafter = by;
-    $("facts").textContent = `${model()}, ${dtype}, ${longest} tokens; drafter: ${by ?? "none"}`;
-    const rows = Object.entries(metrics[model()].rows).map(([name, count]) => ({ name, high: count, told: [count] }));
+    const told = [model(), dtype, longest && `${longest} tokens`].filter((each) => each).join(", ");
+    $("facts").textContent = by === undefined ? told : `${told}; drafter: ${by ?? "none"}`; // a cluster does not tell it
+    const counted = metrics[model()]?.rows ?? {};
+    const rows = Object.entries(counted).map(([name, count]) => ({ name, high: count, told: [count] }));
     bars($("rows"), ["kind", "rows"], rows, Math.max(...rows.map((row) => row.high), 1));
   } catch (error) {
     $("facts").textContent = error.message;
@@ -263,7 +265,7 @@ function start() {
     settings.remember();
   });
   document.querySelector("aside").addEventListener("change", settings.remember);
-  $("key").addEventListener("change", refresh);
+  for (const id of ["key", "model"]) $(id).addEventListener("change", refresh);
   settings.recall();
   for (const id of ["positions", "passes", "rows"]) bars($(id), [], [], 1);
   refresh();
