@@ -173,7 +173,7 @@ def test_a_schema_is_followed_and_settings_stay_in_the_link(page, address):
     page.fill("[name=schema]", "{")
     page.fill("#prompt", "again?")
     page.press("#prompt", "Enter")
-    page.wait_for_selector("#log .error")
+    page.wait_for_selector("#log .error:has-text('the JSON schema in the panel is no JSON')")
 
 
 @pytest.mark.browser

@@ -17,12 +17,20 @@ export function body(found, messages, model) {
   for (const name of ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "prediction"])
     if (found[name] !== undefined) asked[name] = found[name];
   if (found.schema) {
-    const schema = JSON.parse(found.schema);
-    asked.response_format = { type: "json_schema", json_schema: { name: "answer", strict: true, schema } };
+    const json_schema = { name: "answer", strict: true, schema: parsed(found.schema) };
+    asked.response_format = { type: "json_schema", json_schema };
   }
   if (found.system) asked.messages = [{ role: "system", content: found.system }, ...messages];
   asked.speculative = found.drafts && wishes(found);
   return asked;
+}
+
+function parsed(schema) {
+  try {
+    return JSON.parse(schema);
+  } catch (error) {
+    throw new Error(`the JSON schema in the panel is no JSON: ${error.message}`);
+  }
 }
 
 function wishes(found) {
