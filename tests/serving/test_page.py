@@ -177,6 +177,16 @@ def test_a_schema_is_followed_and_settings_stay_in_the_link(page, address):
 
 
 @pytest.mark.browser
+def test_a_setting_that_was_cleared_stays_so_in_the_link(page):
+    page.fill("[name=seed]", "")
+    page.press("[name=seed]", "Tab")
+    page.reload()
+    page.wait_for_function("() => document.getElementById('facts').textContent.includes('ngram')")
+    assert page.input_value("[name=seed]") == ""
+    assert page.input_value("[name=max_tokens]") == "40"
+
+
+@pytest.mark.browser
 def test_a_clusters_models_are_offered_and_the_chosen_one_is_told_of(page, address):
     """A cluster tells neither drafter nor counters of passes."""
     state = {"models": {"a": {"max_model_len": 64}, "b": {"max_model_len": 32}}, "metrics": {}, "requests": 0}

@@ -39,9 +39,12 @@ function wishes(found) {
   return Object.keys(own).length ? own : true;
 }
 
+// A number that was cleared is in the link too, since the page would else open with its first value.
 export function remember() {
   const found = read();
+  const cleared = NUMBERS.filter((name) => field(name).value === "" && field(name).defaultValue !== "");
   const pairs = Object.entries(found).map(([name, value]) => [name, String(value)]);
+  pairs.push(...cleared.map((name) => [name, ""]));
   history.replaceState(null, "", `#${new URLSearchParams(pairs)}`);
 }
 
