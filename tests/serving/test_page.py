@@ -177,6 +177,26 @@ def test_a_schema_is_followed_and_settings_stay_in_the_link(page, address):
 
 
 @pytest.mark.browser
+def test_a_prompt_that_was_refused_is_in_its_field_again_and_the_error_in_view(page, address):
+    page.fill("#prompt", PROMPT + "\n" * 80 + PROMPT)
+    page.press("#prompt", "Enter")
+    said(page)
+    page.fill("[name=temperature]", "9999")
+    page.fill("#prompt", "why?")
+    page.press("#prompt", "Enter")
+    page.wait_for_selector("#log .error:has-text('temperature')")
+    assert page.input_value("#prompt") == "why?" and page.locator(".message").count() == 2
+    shown = "() => document.querySelector('#log .error').getBoundingClientRect().bottom"
+    assert page.evaluate(shown) <= page.evaluate("() => document.getElementById('log').getBoundingClientRect().bottom")
+    page.fill("[name=temperature]", "0")
+    with page.expect_request(f"{address}/v1/chat/completions") as request:
+        page.press("#prompt", "Enter")
+    assert [each["role"] for each in request.value.post_data_json["messages"]] == ["user", "assistant", "user"]
+    page.wait_for_function("() => !document.getElementById('send').disabled")
+    assert page.complaints.pop().startswith("Failed to load resource")  # the browser's own words about the status 400
+
+
+@pytest.mark.browser
 def test_a_setting_that_was_cleared_stays_so_in_the_link(page):
     page.fill("[name=seed]", "")
     page.press("[name=seed]", "Tab")

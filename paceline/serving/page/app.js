@@ -66,7 +66,8 @@ function busy(is) {
 }
 
 function say(problem) {
-  $("log").append(element("p", { className: "error", textContent: problem }));
+  $("log").append(element("p", { className: "error", role: "alert", textContent: problem }));
+  $("log").scrollTop = $("log").scrollHeight;
 }
 
 function messageView(message, place) {
@@ -121,20 +122,29 @@ async function reply() {
   const view = element("article", { className: "message assistant" },
     element("span", { className: "who", textContent: "Model" }), text);
   $("log").append(view);
+  let whole;
   try {
-    const whole = await answer(settings.body(settings.read(), spoken(talk), model()), (fresh) => {
+    whole = await answer(settings.body(settings.read(), spoken(talk), model()), (fresh) => {
       text.append(...fresh.map((each) => token(each, drafter)));
       $("log").scrollTop = $("log").scrollHeight;
     });
-    const note = `${speed(whole).toFixed(1)} tokens/s, ended by ${whole.reason}`;
-    talk.push({ role: "assistant", content: whole.text, tokens: whole.tokens, note });
-    show();
-    $("said").textContent = whole.text;
-    tell(whole);
   } catch (error) {
-    view.remove();
+    takeBack();
     say(error.message);
+    return;
   }
+  const note = `${speed(whole).toFixed(1)} tokens/s, ended by ${whole.reason}`;
+  talk.push({ role: "assistant", content: whole.text, tokens: whole.tokens, note });
+  show();
+  $("said").textContent = whole.text;
+  tell(whole);
+}
+
+// Puts a prompt that got no answer back into its field, to be changed and sent again; the next request does not hold it.
+function takeBack() {
+  const { content } = talk.pop();
+  if (!$("prompt").value) $("prompt").value = content;
+  show();
 }
 
 function tell(whole) {
