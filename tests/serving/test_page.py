@@ -197,6 +197,19 @@ def test_a_prompt_that_was_refused_is_in_its_field_again_and_the_error_in_view(p
 
 
 @pytest.mark.browser
+def test_a_stopped_answer_is_not_measured_by_the_one_before_it(page):
+    page.fill("#prompt", PROMPT)
+    page.press("#prompt", "Enter")
+    page.wait_for_selector("#passes svg")
+    page.route("**/v1/chat/completions", lambda route: None)  # never answered
+    page.fill("#prompt", PROMPT)
+    page.press("#prompt", "Enter")
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".tools:has-text('ended by stopped')")
+    assert page.locator("#passes svg, #positions svg").count() == 0
+
+
+@pytest.mark.browser
 def test_a_setting_that_was_cleared_stays_so_in_the_link(page):
     page.fill("[name=seed]", "")
     page.press("[name=seed]", "Tab")

@@ -170,7 +170,7 @@ function tell(whole) {
     bars($("positions"), ["position", "accepted", "drafted"], levels, Math.max(...stats.drafted_per_level, 1));
     const passes = stats.tokens_per_pass.map((count, i) => ({ name: String(i + 1), high: count, told: [count] }));
     bars($("passes"), ["tokens", "passes"], passes, Math.max(...stats.tokens_per_pass, 1));
-  }
+  } else for (const id of ["positions", "passes"]) bars($(id), [], [], 1); // the answer was stopped
   facts($("stats"), pairs);
   refresh();
 }
