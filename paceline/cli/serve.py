@@ -185,9 +185,10 @@ async def _listen(
     """Serve until told to stop; then answer what was accepted. A lossy one of `rules`, which verify drafts, is told."""
     from paceline.sampling import is_lossy
     from paceline.serving.app import build_app
-    from paceline.serving.run import Server, bind, settle_memory
+    from paceline.serving.run import Server, bind, listen, settle_memory
 
     bound = bound or bind(host, port)
+    listen(bound)
     shown = f"[{host}]" if ":" in host else host
     where = f"http://{shown}:{bound.getsockname()[1]}"
 

@@ -17,6 +17,8 @@ from paceline.serving.gate import Gate
 _T = TypeVar("_T")
 _AFTER_DRAIN = 5
 """Seconds for connections to close once every answer has ended."""
+_BACKLOG = 2048
+"""Connections that wait to be accepted; uvicorn's number."""
 _HEAD_SECONDS = 60.0
 """Timeout in seconds for receiving the head of a request."""
 
@@ -47,10 +49,26 @@ def bind(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
-        problem = f"{host}:{port} cannot be listened at ({error.strerror or error})"
-        raise InvalidParameter("port", problem, "choose another port or address") from None
+        raise _taken(host, port, error) from None
     bound.set_inheritable(True)
     return bound
+
+
+def listen(bound: socket.socket) -> None:
+    """Listen at a socket of `bind`.
+
+    Raises:
+        InvalidParameter: another program that had bound the address as well was the first to listen.
+    """
+    try:
+        bound.listen(_BACKLOG)
+    except OSError as error:
+        raise _taken(*bound.getsockname()[:2], error) from None
+
+
+def _taken(host: str, port: int, error: OSError) -> InvalidParameter:
+    problem = f"{host}:{port} cannot be listened at ({error.strerror or error})"
+    return InvalidParameter("port", problem, "choose another port or address")
 
 
 def settle_memory() -> None:
