@@ -97,6 +97,9 @@ def serve(
     speculative = keeping.around(drafting.config())
     EngineConfig(**devices.engine())  # what no engine can have is told of by the option's name, before anything starts
     need_extras()
+    if plan.cluster is None:
+        plan.check_absent()
+    auditing.check()
     settings = front.settings(devices.max_num_seqs)
     for field, log in (("request_log", front.request_log), ("events", plan.events)):
         if log is not None and str(log) != "-":

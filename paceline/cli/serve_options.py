@@ -103,6 +103,14 @@ class ClusterOptions:
             problem = "threads or parallel sizes are given beside --cluster"
             raise InvalidParameter("cluster", problem, "leave them out: the plan and --num-cpus decide them")
 
+    def check_absent(self) -> None:
+        """Raise InvalidParameter for an option of a cluster without --cluster."""
+        for field in ("weights", "num_cpus", "ray_address", "events"):
+            if getattr(self, field) is not None:
+                raise InvalidParameter(
+                    field, "is given without --cluster", "name the plan with --cluster, or leave it out"
+                )
+
     def paths(self) -> dict[str, str]:
         """`weights` as a mapping from name to path."""
         return named_models("weights", self.weights)
@@ -118,6 +126,11 @@ class AuditOptions:
     audit_ledger: Annotated[
         Path | None, typer.Option("--audit-ledger", help="Add the evidence of --audit-rate to this file.")
     ] = None
+
+    def check(self) -> None:
+        """Raise InvalidParameter for a ledger that nothing is added to."""
+        if self.audit_ledger is not None and self.audit_rate is None:
+            raise InvalidParameter("audit_ledger", "is given without --audit-rate", "add e.g. --audit-rate 0.01")
 
 
 @dataclass(frozen=True, slots=True)

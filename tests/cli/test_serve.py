@@ -38,6 +38,11 @@ def test_it_explains_itself():
         (["--cluster", "PLAN", "--draft", "nothing"], "drafter"),
         (["--cluster", "PLAN", "--events", "."], "events"),
         (["some-model", "--request-log", "."], "request_log"),
+        (["some-model", "--weights", "a=some-model"], "weights"),
+        (["some-model", "--num-cpus", "2"], "num_cpus"),
+        (["some-model", "--ray-address", "auto"], "ray_address"),
+        (["some-model", "--events", "EVENTS"], "events"),
+        (["some-model", "--audit-ledger", "LEDGER"], "audit_ledger"),
     ],
 )
 def test_what_cannot_be_started_is_refused(arguments, field, tmp_path):
