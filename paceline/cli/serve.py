@@ -37,10 +37,12 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     if not isinstance(values, dict):
         raise InvalidParameter("config", f"{path} holds no mapping", "write e.g. port: 8080")
     named = {str(key).replace("-", "_"): value for key, value in values.items()}
-    known = {parameter.name for parameter in context.command.params}
-    for name in named:
+    known = {parameter.name: parameter for parameter in context.command.params}
+    for name, value in named.items():
         if name not in known:
             raise InvalidParameter("config", f"{name!r} in {path} is no option", "see paceline serve --help")
+        if isinstance(value, str) and getattr(known[name], "multiple", False):
+            named[name] = [value]  # a repeatable option that is given once
     context.default_map = {**(context.default_map or {}), **named}
     return path
 

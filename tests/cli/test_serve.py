@@ -23,6 +23,15 @@ def test_it_explains_itself():
     assert "--cluster" in text
 
 
+def test_a_repeatable_option_may_be_given_once_in_the_file(tmp_path):
+    path, config = tmp_path / "plan.json", tmp_path / "serve.yaml"
+    path.write_text(json.dumps(PLAN))
+    config.write_text(f"cluster: {path}\nweights: b=some-model\n")
+    result = CliRunner().invoke(app, ["serve", "--config", str(config)])
+    assert isinstance(result.exception, InvalidParameter), result.output
+    assert "'b'" in str(result.exception)  # it was read: the plan has no such model
+
+
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
