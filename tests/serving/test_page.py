@@ -197,6 +197,24 @@ def test_a_prompt_that_was_refused_is_in_its_field_again_and_the_error_in_view(p
 
 
 @pytest.mark.browser
+def test_where_a_key_is_entered_is_told_and_it_is_used(page, address):
+    def keyed(route):
+        if route.request.headers.get("authorization") == "Bearer secret":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"error": {"message": "no valid API key; send Authorization: Bearer KEY"}})
+
+    page.route("**/api/state", keyed)
+    page.goto(f"{address}/?again")
+    page.wait_for_function("() => document.getElementById('facts').textContent.includes('under Server')")
+    page.click("summary:has-text('Server')")
+    page.fill("#key", "secret")
+    page.press("#key", "Tab")
+    page.wait_for_function("() => document.getElementById('facts').textContent.includes('ngram')")
+    assert page.complaints.pop().startswith("Failed to load resource")  # the browser's own words about the status 401
+
+
+@pytest.mark.browser
 def test_a_stopped_answer_is_not_measured_by_the_one_before_it(page):
     page.fill("#prompt", PROMPT)
     page.press("#prompt", "Enter")

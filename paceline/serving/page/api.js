@@ -37,6 +37,7 @@ function headers(key) {
 }
 
 async function problem(answer) {
+  if (answer.status === 401) return "this server asks for an API key: enter it in the panel under Server";
   try {
     return (await answer.json()).error.message;
   } catch {
