@@ -12,7 +12,7 @@ from paceline.cli.groups import Devices, Drafting, Sampling, grouped
 from paceline.cli.prompts import argument_text, read_standard_input
 from paceline.cli.show import LEGEND, TokenPrinter, closing_table, is_identical, verdict, why_cut, why_short
 from paceline.cli.terminal import messages, output, show_table, tell_waiting
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, PromptTooLong
 from paceline.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -95,7 +95,10 @@ def generate(
     llm = o.load_llm(model, speculative, **devices.engine())
     if not as_json:
         o.say_dtype(llm, devices.dtype)
-    _answer(llm, llm.user_prompt(text, raw), params, compare, as_json)
+    try:
+        _answer(llm, llm.user_prompt(text, raw), params, compare, as_json)
+    except PromptTooLong as error:
+        raise error.about("prompt") from None  # the engine was given token ids
 
 
 def _answer(llm: "LLM", token_ids: list[int], params: SamplingParams, compare: bool, as_json: bool) -> None:

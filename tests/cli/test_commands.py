@@ -147,6 +147,11 @@ def test_models_tells_how_to_remove_weights_of_other_versions(tmp_path, monkeypa
             ["kv_cache_memory_bytes", "raise it"],
             marks=pytest.mark.weights,
         ),
+        pytest.param(
+            ["generate", "--json", "hello " * 9000],
+            ["error: prompt: the prompt is too long", "shorten it"],
+            marks=pytest.mark.weights,
+        ),
     ],
 )
 def test_bad_input_is_one_line_that_names_the_field_and_the_remedy(arguments, words, monkeypatch, capsys):
