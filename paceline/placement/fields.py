@@ -103,7 +103,7 @@ def read_mapping(path: Path, field: str = "case") -> dict[str, Any]:
         InvalidParameter: it cannot be read or parsed, has a duplicate key, or is no mapping.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise InvalidParameter(field, f"cannot read {path} ({error})", "give a JSON or YAML file") from None
     try:

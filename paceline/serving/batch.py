@@ -25,7 +25,7 @@ def read_requests(path: Path) -> list[dict[str, Any]]:
         InvalidParameter: the file cannot be read, a line is not a request, or two lines have the same id.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # JSON keeps other ends of lines in its strings
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON keeps other ends of lines in its strings
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidParameter("input", f"{path} cannot be read ({error})", "give a JSON Lines file") from None
     requests = [_request(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]

@@ -83,7 +83,7 @@ def check_exposure(host: str, api_keys: tuple[str, ...], insecure: bool) -> None
 def read_keys(path: Path) -> tuple[str, ...]:
     """One key per line; empty lines and those that begin with # are passed over. Raises InvalidParameter."""
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidParameter(
             "api_key_file", f"{path} cannot be read ({error})", "give a readable text file"

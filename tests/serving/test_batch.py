@@ -7,11 +7,12 @@ import pytest
 
 from paceline.engine.async_llm import AsyncLLM
 from paceline.errors import InvalidParameter
+from paceline.placement.fields import read_mapping
 from paceline.serving.batch import answered, read_requests, run_batch
 from paceline.serving.front import Front
 from paceline.serving.local import LocalBackend
 from paceline.serving.model_spec import ModelSpec
-from paceline.serving.settings import Settings
+from paceline.serving.settings import Settings, read_keys
 from tests.serving.conftest import MODEL
 
 
@@ -43,6 +44,17 @@ def test_every_line_is_answered(make_llm, tmp_path):
     assert told["a"]["body"]["choices"] == told["d"]["body"]["choices"]
     assert told["b"]["body"]["object"] == "chat.completion"
     assert told["c"]["body"]["error"]["param"] == "temperature"
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    """As Windows' editors write it; a key that had it would never be the one that is sent."""
+    path = written(tmp_path / "in", [line("a", prompt="x")])
+    path.write_text("\ufeff" + path.read_text(), encoding="utf-8")
+    assert [each["custom_id"] for each in read_requests(path)] == ["a"]
+    path.write_text("\ufeffsecret\n", encoding="utf-8")
+    assert read_keys(path) == ("secret",)
+    path.write_text('\ufeff{"models": []}', encoding="utf-8")
+    assert read_mapping(path) == {"models": []}
 
 
 def test_a_line_may_hold_other_ends_of_lines(tmp_path):
