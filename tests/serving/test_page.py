@@ -197,6 +197,28 @@ def test_a_prompt_that_was_refused_is_in_its_field_again_and_the_error_in_view(p
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("reads", [True, False])
+def test_somebody_who_reads_further_up_is_not_moved_by_an_answer(page, reads):
+    page.fill("#prompt", PROMPT + "\n" * 80 + PROMPT)
+    page.press("#prompt", "Enter")
+    said(page)
+
+    def answer(route):
+        told = route.fetch()
+        if reads:
+            page.evaluate("() => { document.getElementById('log').scrollTop = 7; }")
+        route.fulfill(response=told)
+
+    page.route("**/v1/chat/completions", answer)
+    page.fill("#prompt", PROMPT)
+    page.press("#prompt", "Enter")
+    page.wait_for_function("() => document.querySelectorAll('.assistant .tools').length === 2")
+    from_end = "() => { const log = document.getElementById('log'); return log.scrollHeight - log.clientHeight; }"
+    place, end = page.evaluate("() => document.getElementById('log').scrollTop"), page.evaluate(from_end)
+    assert place == 7 if reads else abs(place - end) < 2
+
+
+@pytest.mark.browser
 def test_where_a_key_is_entered_is_told_and_it_is_used(page, address):
     def keyed(route):
         if route.request.headers.get("authorization") == "Bearer secret":

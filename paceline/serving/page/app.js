@@ -66,8 +66,7 @@ function busy(is) {
 }
 
 function say(problem) {
-  $("log").append(element("p", { className: "error", role: "alert", textContent: problem }));
-  $("log").scrollTop = $("log").scrollHeight;
+  scrolled(() => $("log").append(element("p", { className: "error", role: "alert", textContent: problem })), true);
 }
 
 function messageView(message, place) {
@@ -85,11 +84,19 @@ function messageView(message, place) {
   return view;
 }
 
-function show() {
+function show(follows = true) {
   const views = talk.map(messageView);
   $("empty").hidden = talk.length > 0;
-  $("log").replaceChildren($("empty"), ...views);
-  $("log").scrollTop = $("log").scrollHeight;
+  scrolled(() => $("log").replaceChildren($("empty"), ...views), follows);
+}
+
+// Whether the end of the log is in view; somebody who reads further up is not moved while an answer comes.
+const isAtEnd = () => $("log").scrollHeight - $("log").clientHeight - $("log").scrollTop < 40;
+
+function scrolled(change, follows) {
+  const place = $("log").scrollTop;
+  change();
+  $("log").scrollTop = follows ? $("log").scrollHeight : place;
 }
 
 function edit(place) {
@@ -125,8 +132,7 @@ async function reply() {
   let whole;
   try {
     whole = await answer(settings.body(settings.read(), spoken(talk), model()), (fresh) => {
-      text.append(...fresh.map((each) => token(each, drafter)));
-      $("log").scrollTop = $("log").scrollHeight;
+      scrolled(() => text.append(...fresh.map((each) => token(each, drafter))), isAtEnd());
     });
   } catch (error) {
     takeBack();
@@ -135,7 +141,7 @@ async function reply() {
   }
   const note = `${speed(whole).toFixed(1)} tokens/s, ended by ${whole.reason}`;
   talk.push({ role: "assistant", content: whole.text, tokens: whole.tokens, note });
-  show();
+  show(isAtEnd());
   $("said").textContent = whole.text;
   tell(whole);
 }
