@@ -257,6 +257,8 @@ def test_a_setting_that_was_cleared_stays_so_in_the_link(page):
     page.wait_for_function("() => document.getElementById('facts').textContent.includes('ngram')")
     assert page.input_value("[name=seed]") == ""
     assert page.input_value("[name=max_tokens]") == "40"
+    page.goto(page.url.replace("seed=", "seed=5"))  # another link in the same tab, which does not load the page again
+    assert page.input_value("[name=seed]") == "5"
 
 
 @pytest.mark.browser

@@ -283,6 +283,7 @@ function start() {
   document.querySelector("aside").addEventListener("change", settings.remember);
   for (const id of ["key", "model"]) $(id).addEventListener("change", refresh);
   settings.recall();
+  addEventListener("hashchange", settings.recall);
   for (const id of ["positions", "passes", "rows"]) bars($(id), [], [], 1);
   refresh();
 }
