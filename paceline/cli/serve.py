@@ -175,6 +175,9 @@ def _serve_cluster(
             seats = replace(settings, max_running=plan.num_seats)
             await listen(dispatcher, settings=seats, bound=bound, rules=[each.rule for each in drafting if each])
 
+    for spec in plan.models:
+        if spec not in plan.held:
+            messages.print(f"{spec.name}: no group of the plan holds it, so it is not served", soft_wrap=True)
     messages.print(f"starting {len(plan.placement.groups)} groups with {len(plan.held)} models")
     try:
         groups = start_groups(plan, wanted.num_cpus, address=wanted.ray_address, speculative=speculative)

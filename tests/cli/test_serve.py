@@ -73,12 +73,14 @@ def test_engines_of_a_plan_have_the_options_of_the_command_and_their_own_go_firs
 
     monkeypatch.setattr(ray_groups, "start_groups", start)
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(PLAN | {"models": [{"name": "a", "engine": {"max_num_seqs": 3}}, "b"], "groups": BOTH}))
+    models = [{"name": "a", "engine": {"max_num_seqs": 3}}, "b", "rare"]
+    path.write_text(json.dumps(PLAN | {"models": models, "groups": BOTH}))
     limits = ["--max-num-seqs", "5", "--max-model-len", "640", "--no-parse-special-tokens", "--scheduler", "orca"]
     result = CliRunner().invoke(app, ["serve", "--port", "0", "--cluster", str(path), *limits, "--draft", "suffix"])
     assert isinstance(result.exception, WorkerDied), result.exception
-    assert [spec.seats for spec in seen["plan"].models] == [3, 5]
-    for spec in seen["plan"].models:
+    assert "rare: no group of the plan holds it, so it is not served" in result.stderr
+    assert [spec.seats for spec in seen["plan"].held] == [3, 5]
+    for spec in seen["plan"].held:
         assert (spec.engine["max_model_len"], spec.engine["scheduler"]) == (640, "orca")
         assert not spec.engine["parse_special_tokens"]
     assert seen["speculative"].method == "suffix"
