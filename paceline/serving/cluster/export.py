@@ -64,6 +64,9 @@ def remarks(plan: ClusterPlan, target: str) -> list[str]:
             told.append(f"{spec.name}: no group of the plan holds it, so it is left out")
         elif spec.path == spec.name and spec.name not in ours and "/" not in spec.name and not Path(spec.name).exists():
             told.append(f"{spec.name}: its weights are not known; name them with --weights '{spec.name}=MODEL'")
+        elif spec.path in BUILTIN_MODELS and not ours:
+            problem = f"{spec.path} is a built-in model of Paceline's, which vLLM does not know"
+            told.append(f"{spec.name}: {problem}; name others with --weights '{spec.name}=MODEL'")
         if target in ("vllm", "ray-serve") and (lost := _not_in_vllm(spec)):
             told.append(f"{spec.name}: {', '.join(lost)} of its engine is left out, which vLLM does not have")
     return told

@@ -96,6 +96,11 @@ def test_models_without_weights_and_without_a_group_are_told(target, tmp_path, m
 def test_only_our_own_engines_know_built_in_models():
     plan = plan_of({"groups": [[1, 1, [0]]], "models": ["smollm2-135m"]})
     assert [len(remarks(plan, target)) for target in ("vllm", "ray-serve", "kubernetes", "compose")] == [1, 1, 0, 0]
+    plan = plan.with_paths({"smollm2-135m": "org/other"})
+    assert remarks(plan, "vllm") == []
+    renamed = plan_of({"groups": [[1, 1, [0]]], "models": [{"name": "chat", "path": "smollm2-135m"}]})
+    assert ["vLLM does not know" in remark for remark in remarks(renamed, "vllm")] == [True]
+    assert remarks(renamed, "compose") == []
 
 
 def drafting(speculative, group=(1, 1, [0])):
