@@ -10,7 +10,9 @@ import logging
 import os
 import re
 import secrets
+import signal
 import socket
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -311,9 +313,26 @@ def _join_ray(address: str) -> None:
         raise _unreachable(address, error) from error
     _check_listening(found)
     try:
-        ray.init(address=found, log_to_driver=False, logging_level=logging.ERROR)
+        with _interrupted_afterwards():
+            ray.init(address=found, log_to_driver=False, logging_level=logging.ERROR)
     except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
         raise _unreachable(address, error) from error
+
+
+@contextmanager
+def _interrupted_afterwards() -> Iterator[None]:
+    """Hold back Ctrl-C until the end: interrupted while it connects, Ray crashes this process when it is shut down."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _check_listening(address: str) -> None:
@@ -354,14 +373,15 @@ def start_ray(num_cpus: int, num_gpus: int = 0) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own default gives way to all else on the machine
     try:
-        ray.init(
-            address="local",  # else Ray joins one that it finds on this machine
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=OBJECT_STORE_BYTES,
-        )
+        with _interrupted_afterwards():
+            ray.init(
+                address="local",  # else Ray joins one that it finds on this machine
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=OBJECT_STORE_BYTES,
+            )
     except Exception as error:  # Ray's own say "Exception" where a node does not start in time
         problem = f"Ray does not start ({first_line(error)})"
         raise InvalidParameter("cluster", problem, "try again when the machine is less busy") from error

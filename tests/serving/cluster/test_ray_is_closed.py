@@ -43,3 +43,27 @@ def test_nobody_else_gets_in():
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["listening"] == ["127.0.0.1"]
     assert told["right"] == 0 and told["wrong"] != 0
+
+
+INTERRUPTED = """
+import os, signal
+from paceline.serving.cluster import ray_groups
+
+done = []
+
+def init(**_):
+    os.kill(os.getpid(), signal.SIGINT)
+    done.append("connected")
+
+ray_groups.ray.init = init
+try:
+    ray_groups.start_ray(1)
+except KeyboardInterrupt:
+    print("interrupted", *done)
+"""
+
+
+def test_ctrl_c_waits_until_ray_is_connected():
+    """Else Ray crashes the process when it is shut down."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == ["interrupted", "connected"], done.stderr
