@@ -5,6 +5,7 @@ Not for applying a grammar to laws and drafts (`sampling/grammar.py`), nor for c
 """
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,6 +30,8 @@ _STACK_SIZE = threading.Lock()
 """Held while the size of the stacks of new threads, one for the whole process, is changed."""
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON formatted as by `json.dumps`: more tokens are forced, and a model cannot emit white space without end."""
+_LISTING = re.compile(r"\d+ \|")
+"""How a line of the source begins in a message of llguidance."""
 
 
 class Grammars:
@@ -100,8 +103,9 @@ class Grammars:
         except Exception as error:  # llguidance documents no common exception class
             matcher, problem = None, str(error)
         if problem:
-            problem = problem.partition("<state>")[0].strip()  # what follows is the parser's state
-            raise InvalidParameter("structured_outputs", f"{kind}: {problem[:300]}", "change the schema or grammar")
+            raise InvalidParameter(
+                "structured_outputs", f"{kind}: {_in_one_line(problem)[:300]}", "change the schema or grammar"
+            )
         return matcher
 
     def _made(self, llguidance: Any, kind: str, source: str, special_tokens: Collection[str]) -> Any:
@@ -244,6 +248,12 @@ class _Spelled:
 
     def __call__(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _in_one_line(problem: str) -> str:
+    """A message of llguidance without the lines that point into the source, and without the parser's state."""
+    lines = [line.strip() for line in problem.partition("<state>")[0].splitlines()]
+    return " ".join(line for line in lines if line.strip("^ ") and not _LISTING.match(line))
 
 
 def _source(llguidance: Any, kind: str, source: str, special_tokens: Collection[str]) -> str:

@@ -113,6 +113,12 @@ def test_the_longest_chain_of_rules_does_not_overflow_the_stack():
     assert not compiled("grammar", f'start: r0\n{rules}\nr3000: "b"').is_error()
 
 
+def test_what_does_not_compile_is_told_in_one_line():
+    with pytest.raises(InvalidParameter, match="unclosed group; change") as refused:
+        compiled("regex", "(")
+    assert "\n" not in str(refused.value) and "^" not in str(refused.value)
+
+
 def test_a_schema_without_an_end_is_refused_in_one_line():
     with pytest.raises(InvalidParameter) as caught:
         compiled("json", '{"$ref": "#"}')
