@@ -98,4 +98,4 @@ async def _run(model: str, speculative: Any, engine: dict[str, Any], requests: l
             await run_batch(front, requests, write)
     finally:
         await backend.close()
-    messages.print(f"{len(requests)} answers in {target}, {num_failed} of them refused", soft_wrap=True)
+    messages.print(f"{len(requests)} answers added to {target}, {num_failed} of them refused", soft_wrap=True)

@@ -33,6 +33,7 @@ _TRUST = (6, 4, 3, 2, 1.5, 1, 0.6, 0.4, 0.25, 0.2, 0.2, 0.2)
 """Smoothing weights `trust_n` (see `grow.py`) by match length, 1 to `LONGEST_MATCH`. Chosen on conversations of the
 default model, where halving or doubling all of them costs two per cent of the tokens per pass."""
 _LESS_TRUST = 4.0
+"""How much less past answers are trusted than the text itself; on the same conversations 1 to 16 differ by 0.4 %."""
 _NO_TRUST = 1e9
 LEAST_CHANCE = 0.02
 """Smallest proposed probability: on no machine does a row cost less than a fiftieth of a token."""
