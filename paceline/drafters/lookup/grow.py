@@ -29,8 +29,8 @@ MOST_CANDIDATES = 64
 _MOST_MATCHES = 256
 _MOST_STEPS = 8192
 """Earlier places of a token that are compared with the end of the text, and those that are looked at. On 400 answers
-of the default model (`benchmarks/lookups.py --past`) a quarter of the matches costs 1.5 % of the tokens per pass without
-a memory and nothing beside one; four times as many give 0.6 %, and take one and a half times as long."""
+of the default model (`benchmarks/lookups.py --past`) a quarter of the matches costs 1.5 % of the tokens per pass
+without a memory and nothing beside one; four times as many give 0.6 %, and take one and a half times as long."""
 _PER_CONTEXT, _PER_RACE = 8, 16
 """Most tokens that the memory gives after one context; more where the noise is known, by which improbable ones win."""
 _ORDERS, _LESS = 3, 0.6
