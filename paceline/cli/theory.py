@@ -3,9 +3,7 @@
 Not the place for measured numbers, which `paceline bench` makes.
 """
 
-import json
 from dataclasses import asdict
-from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -15,7 +13,7 @@ from rich.table import Table as RichTable
 from paceline.cli import theory_intensity
 from paceline.cli.terminal import output, show_table
 from paceline.cli.theory_long_context import EXAMPLES, long_context
-from paceline.cli.theory_output import AsJson, examples, print_table, usage_errors
+from paceline.cli.theory_output import AsJson, check_most, examples, print_json, print_table, usage_errors
 from paceline.errors import InvalidParameter
 from paceline.theory.acceptance import acceptance_rate_for, expected_tokens
 from paceline.theory.checks import check_cost
@@ -34,6 +32,7 @@ from paceline.theory.distributed_draft import (
 from paceline.theory.grid import Grid
 from paceline.theory.plots import draw
 from paceline.theory.speedup import (
+    MAX_LENGTH,
     best_measured_length,
     measured_speedup,
     oracle_speedup,
@@ -73,7 +72,7 @@ def table(
         builders = [_named(name, TABLES)] if name else TABLES.values()
         tables = [build(grid) for build in builders]
     if as_json:
-        typer.echo(json.dumps([asdict(each) for each in tables]))
+        print_json([asdict(each) for each in tables])
         return
     for each in tables:
         print_table(each)
@@ -104,7 +103,7 @@ def predict(
         rate = _rate(alpha, acceptance_length, length)
         prediction = _predict(rate, cost_ratio, row_cost, length)
     if as_json:
-        typer.echo(json.dumps(prediction))
+        print_json(prediction)
         return
     typer.echo(prediction.pop("verdict"))
     lines = RichTable(show_header=False)
@@ -127,7 +126,10 @@ def plot(
     with usage_errors():
         chart = _named(name, CURVES)(_grid(alpha, cost_ratio, max_length))
         path = draw(chart, output)
-    typer.echo(json.dumps(asdict(chart)) if as_json else f"wrote {path}")
+    if as_json:
+        print_json(asdict(chart))
+        return
+    typer.echo(f"wrote {path}")
 
 
 @app.command(
@@ -165,7 +167,7 @@ def distributed(
             draw(latency_curves({"draft": draft, "target": target}, chip, sizes), output)
     best = max(plans, key=lambda plan: plan.speedup)
     if as_json:
-        typer.echo(json.dumps({"plans": [asdict(plan) for plan in plans], "best": asdict(best)}))
+        print_json({"plans": [asdict(plan) for plan in plans], "best": asdict(best)})
         return
     print_table(plans_table(plans))
     chips = "chip" if best.tensor_parallel_size == 1 else "chips"
@@ -204,7 +206,7 @@ def parallel(
         found = None if rate is None or seconds is None else two_models(rate, seconds, share, communication, uneven)
         shown = two_models_table(share=share)
     if as_json:
-        typer.echo(json.dumps(_finite(asdict(shown if found is None else found))))
+        print_json(asdict(shown if found is None else found))
     elif found is None:
         print_table(shown)
     else:
@@ -218,15 +220,6 @@ app.command("long-context", epilog=EXAMPLES)(long_context)
 app.command(epilog=theory_intensity.EXAMPLES)(theory_intensity.intensity)
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: an overloaded queue's latency becomes null."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
-
-
 def _named(name: str, known: dict[str, Built]) -> Built:
     """The entry named `name`."""
     if name not in known:
@@ -236,12 +229,15 @@ def _named(name: str, known: dict[str, Built]) -> Built:
 
 def _grid(alpha: list[float] | None, cost_ratio: list[float] | None, max_length: int) -> Grid:
     """The grid of the options given; what is left out keeps the grid's own default."""
+    check_most("max_length", max_length, MAX_LENGTH)
     given: dict[str, Any] = {"alphas": alpha, "cost_ratios": cost_ratio}
     return Grid(max_length=max_length, **{key: tuple(value) for key, value in given.items() if value})
 
 
 def _rate(alpha: float | None, acceptance_length: float | None, length: int | None) -> float:
     """The acceptance rate, given or solved from a measured acceptance length."""
+    if length is not None:
+        check_most("k", length, _LONGEST)
     if (alpha is None) == (acceptance_length is None):
         raise typer.BadParameter("give either --alpha or --acceptance-length")
     if alpha is not None:
@@ -254,8 +250,6 @@ def _rate(alpha: float | None, acceptance_length: float | None, length: int | No
 def _predict(alpha: float, cost_ratio: float, row_cost: float, length: int | None) -> dict[str, Any]:
     """The prediction of the measured form with t(M) = 1 + row_cost (M - 1), in units of a plain target pass."""
     check_cost("row_cost", row_cost)
-    if length is not None and length > _LONGEST:
-        raise InvalidParameter("k", f"{length} is more than {_LONGEST}", "give the length of a draft")
 
     def passes(rows: int) -> float:
         return 1.0 + row_cost * (rows - 1)

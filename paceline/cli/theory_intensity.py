@@ -1,13 +1,20 @@
 """`paceline theory intensity`: operations per byte of prefill chunks, decodes, and both in one pass."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paceline.cli.theory_output import AsJson, examples, print_table, usage_errors
+from paceline.cli.theory_output import (
+    MOST_REQUESTS,
+    AsJson,
+    check_most,
+    examples,
+    print_json,
+    print_table,
+    usage_errors,
+)
 from paceline.theory.checks import check_count
 from paceline.theory.intensity import (
     A6000,
@@ -28,6 +35,7 @@ EXAMPLES = examples(
 )
 
 _NUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_LONGEST_CHUNK = 1 << 20
 
 
 def intensity(
@@ -49,6 +57,8 @@ def intensity(
     """
     with usage_errors():
         check_count("chunk", chunk, least=1)
+        check_most("chunk", chunk, _LONGEST_CHUNK)
+        check_most("rows", max(rows or _NUM_ROWS), MOST_REQUESTS)
         shape, machine = Shape(hidden_size, layers, queries_per_key), Machine(bandwidth, peak)
         table = intensity_table(shape, sorted(rows or _NUM_ROWS), chunk, context)
         alone, decodes = saturating_chunk(shape, machine), saturating_decodes(shape, machine, context)
@@ -56,7 +66,7 @@ def intensity(
         if output is not None:
             draw(intensity_chart(table, machine), output)
     if as_json:
-        typer.echo(json.dumps(asdict(table) | bounds))
+        print_json(asdict(table) | bounds)
         return
     print_table(table)
     gib = shape.cache_bytes_per_token * (context + 1) / 2**30

@@ -1,14 +1,22 @@
 """`paceline theory long-context`: what a draft that reads part of the context brings, by bytes and operations alone."""
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from paceline.cli.theory_output import AsJson, examples, print_table, usage_errors
+from paceline.cli.theory_output import (
+    MOST_REQUESTS,
+    AsJson,
+    check_most,
+    examples,
+    print_json,
+    print_table,
+    usage_errors,
+)
 from paceline.theory.checks import check_count
 from paceline.theory.long_context import Machine, Shape, batch_gain, gains_table
+from paceline.theory.speedup import MAX_LENGTH
 
 EXAMPLES = examples(
     "long-context",
@@ -49,6 +57,8 @@ def long_context(
     """
     with usage_errors():
         check_count("requests", requests, 1)
+        check_most("requests", requests, MOST_REQUESTS)
+        check_most("max_length", max_length, MAX_LENGTH)
         target = Shape(hidden_size, layers, queries_per_key)
         draft_depth = layers if draft_layers is None else draft_layers
         draft = Shape(hidden_size, draft_depth, queries_per_key, window, shared_memory)
@@ -57,6 +67,6 @@ def long_context(
         machine = Machine(bandwidth, peak)
         gains = [batch_gain(alpha, target, draft, batch, machine, max_length) for batch in batches]
     if as_json:
-        typer.echo(json.dumps([asdict(gain) for gain in gains]))
+        print_json([asdict(gain) for gain in gains])
         return
     print_table(gains_table(gains))

@@ -1,17 +1,22 @@
-"""What the commands of `paceline theory` share: examples in help texts, tables on standard output, usage errors."""
+"""What the commands of `paceline theory` share: examples in help texts, tables, JSON, limits, usage errors."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from math import isfinite
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table as RichTable
 
 from paceline.cli.terminal import output, show_table
-from paceline.errors import PacelineError
+from paceline.errors import InvalidParameter, PacelineError
 from paceline.theory.tables import Table
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+MOST_REQUESTS = 1 << 14
+"""Most requests of a batch, or rows of a pass, that a command computes one by one."""
 
 
 def examples(*commands: str) -> str:
@@ -26,6 +31,25 @@ def usage_errors() -> Iterator[None]:
         yield
     except PacelineError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def check_most(field: str, value: int, most: int) -> None:
+    """Raise InvalidParameter for a `value` above `most`, with which a command would compute for hours."""
+    if value > most:
+        raise InvalidParameter(field, f"{value} is more than {most}", f"give {most} or less")
+
+
+def print_json(value: Any) -> None:
+    """`value` as JSON on standard output. JSON has no infinity: null stands for it."""
+    typer.echo(json.dumps(_finite(value)))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def print_table(table: Table) -> None:

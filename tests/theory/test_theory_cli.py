@@ -78,6 +78,15 @@ def test_predict_says_whether_it_pays(arguments, verdict):
     assert verdict in run("predict", *arguments)
 
 
+@pytest.mark.parametrize("arguments", [("-a", 1, "-c", 0), ("-a", 0.7, "-c", 1e308, "-k", 4)])
+def test_infinite_figures_are_null_in_json(arguments):
+    def no_json(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    prediction = json.loads(run("predict", *arguments, "--json"), parse_constant=no_json)
+    assert None in prediction.values()
+
+
 def test_plot_writes_its_file_and_points(tmp_path):
     path = tmp_path / "plot.png"
     assert "wrote" in run("plot", "tokens", "-o", path)
@@ -95,6 +104,12 @@ def test_plot_writes_its_file_and_points(tmp_path):
         (("predict", "--acceptance-length", 2.5, "-c", 0.05), "-k"),
         (("predict", "-a", 0.5, "-c", 0.05, "--row-cost", -1), "row_cost"),
         (("predict", "-a", 0.5, "-c", 0.05, "-k", -1), "num_draft_tokens"),
+        (("predict", "--acceptance-length", 2, "-k", 10**6, "-c", 0.05), "k: 1000000 is more than 10000"),
+        (("table", "--max-length", 10**6), "max_length: 1000000 is more than 128"),
+        (("long-context", "--max-length", 10**6), "max_length: 1000000 is more than 128"),
+        (("long-context", "--requests", 10**23), "more than 16384"),
+        (("intensity", "--rows", 10**23), "more than 16384"),
+        (("intensity", "--chunk", 10**23), "more than 1048576"),
         (("table", "nothing"), "best-length"),
         (("plot", "nothing", "-o", "x.png"), "candidates"),
         (("plot", "tokens", "-o", "x.docx"), ".png"),
