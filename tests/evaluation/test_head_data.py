@@ -146,6 +146,21 @@ def test_writing_that_brings_nothing_ends(engine, loaded, tmp_path, monkeypatch)
     assert len({tuple(map(tuple, prompts)) for prompts in seen}) > 1
 
 
+@pytest.mark.parametrize(
+    ("seconds", "rounds", "told"),
+    [(None, 0.5, 10), (1000.0, 0.5, 25), (1000.0, 3.0, 25), (10.0, 0.5, 50), (10.0, 2.0, 99)],
+    ids=["no time", "in time", "more rounds than time", "a first round that takes longer", "over"],
+)
+def test_progress_is_of_the_time_where_that_ends_writing_sooner(monkeypatch, seconds, rounds, told):
+    """250 seconds have passed, and 10 of 100 tokens are there."""
+    clock = iter([1000.0, 1250.0])
+    monkeypatch.setattr(head_data.time, "monotonic", lambda: next(clock))
+    seen = []
+    share = head_data._Share(WritingLimits(100, seconds), 0, lambda *now: seen.append(now))
+    share(10, rounds)
+    assert seen == [(told, 100)]
+
+
 def _counting_shards(inner, seen):
     def asked(self, prompts, *more):
         seen.append(prompts)
