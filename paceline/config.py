@@ -77,15 +77,21 @@ class SpeculativeConfig:
     def of(cls, value: "str | Mapping[str, Any] | SpeculativeConfig | None") -> "SpeculativeConfig | None":
         """The config for a method's name, a mapping of fields or a config; None for None, "none" and "plain".
 
+        A mapping with the method "none" is None too; "plain" there is the drafter that proposes nothing.
         A mapping may have the keys of vLLM's ``speculative_config``.
 
         Raises:
             InvalidParameter: it is none of these, or a field has a value that cannot be used.
         """
-        if value is None or isinstance(value, str):
-            return None if value in (None, "none", "plain") else cls(value)
-        if isinstance(value, SpeculativeConfig):
-            return value
+        if value in (None, "plain"):
+            return None
+        config = value if isinstance(value, SpeculativeConfig) else cls._read(value)
+        return None if config.method == "none" else config
+
+    @classmethod
+    def _read(cls, value: "str | Mapping[str, Any]") -> "SpeculativeConfig":
+        if isinstance(value, str):
+            return cls(value)
         if not isinstance(value, Mapping):
             raise InvalidParameter("speculative", f"{value!r} is no drafter", "give a name, or a mapping with a method")
         value = in_our_words(value)

@@ -54,6 +54,8 @@ def test_a_speculative_field_that_cannot_be_used_is_refused_by_name(field, value
 
 def test_names_for_plain_decoding():
     assert [SpeculativeConfig.of(name) for name in (None, "none", "plain")] == [None] * 3
+    assert SpeculativeConfig.of({"method": "none"}) is None
+    assert SpeculativeConfig.of(SpeculativeConfig("none")) is None
 
 
 @pytest.mark.parametrize(

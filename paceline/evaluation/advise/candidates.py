@@ -120,10 +120,14 @@ def _check_once(field: str, names: Sequence[str]) -> None:
 
 
 def check_names(wanted: Sequence[Wanted]) -> None:
-    """Raise InvalidParameter for a configuration that no model could run: an unknown drafter or field."""
+    """Raise InvalidParameter for a configuration that no model could run, or that drafts nothing."""
     for one in wanted:
         config = SpeculativeConfig.of(one.spec)
-        if config is not None and config.method != AUTO:
+        if config is None:
+            raise InvalidParameter(
+                "drafter", f"{one.draft!r} drafts nothing", "name drafters; plain is compared anyway"
+            )
+        if config.method != AUTO:
             option_names(config.method)
 
 
