@@ -1,6 +1,7 @@
 """`paceline tune`: measures what a pass costs here, keeps it for the engine, and chooses a token budget."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -54,14 +55,14 @@ def tune(
     from paceline.config import EngineConfig
     from paceline.engine.profiles import profile_path
     from paceline.evaluation.tune import CONTEXTS, ROWS, TunePlan
+    from paceline.models.resolve import resolve_model
 
-    if context < 0:
-        raise InvalidParameter("context", f"{context} is less than 0", "give the tokens before the rows")
-    for field, place in (("output", output), ("plot", plot)):
-        if place is not None:
-            check_file(field, place)
     plan = TunePlan(sorted(rows or ROWS), sorted(contexts or CONTEXTS), rounds)
+    _check_choice(plan.rows, num_decodes, context, target_ms)
+    _check_files(output, plot)
     config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
+    if draft_model:
+        resolve_model(draft_model)  # a name that is none is said before the target is measured
     loaded, profile = _profile_of(model, config, plan)
     path = output or profile_path(loaded, dtype)
     with writing("output", path):
@@ -83,6 +84,28 @@ def tune(
     print(_verdict(profile))
     print(_batches(profile))
     print(f"profile: {path}")
+
+
+def _check_choice(rows: Sequence[int], num_decodes: int, context: int, target_ms: float | None) -> None:
+    """Raise InvalidParameter for what can be said before minutes of measurement: no budget of `rows` can be chosen."""
+    if context < 0:
+        raise InvalidParameter("context", f"{context} is less than 0", "give the tokens before the rows")
+    choices = trade_off(lambda rows, context: 1.0, rows, num_decodes, context)
+    choose_budget(choices, None if target_ms is None or target_ms > 0 else target_ms / 1000)
+
+
+def _check_files(output: Path | None, plot: Path | None) -> None:
+    """Raise InvalidParameter for a file that cannot be written or drawn."""
+    from paceline.theory.plots import check_drawable
+
+    if plot is not None:
+        try:
+            check_drawable(plot)
+        except InvalidParameter as error:
+            raise error.about("plot") from None
+    for field, place in (("output", output), ("plot", plot)):
+        if place is not None:
+            check_file(field, place)
 
 
 def _verdict(profile: Profile) -> str:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from paceline.cli import options
 from paceline.cli.main import app, main
-from paceline.errors import HeadWarning, InvalidParameter
+from paceline.errors import HeadWarning, InvalidParameter, PacelineError
 
 runner = CliRunner()
 
@@ -262,6 +262,24 @@ def test_batch_wants_a_request(tmp_path):
     (tmp_path / "empty.jsonl").write_text("\n")
     result = runner.invoke(app, ["batch", str(tmp_path / "empty.jsonl"), str(tmp_path / "out.jsonl")])
     assert isinstance(result.exception, InvalidParameter) and "is empty" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--num-decodes", "-1"), "num_decodes: -1 is less than 0"),
+        (("--rows", "1", "--rows", "8"), "num_decodes: 8 requests fill every budget of [1, 8]"),
+        (("--target-ms", "-5"), "target_ms: -5 is not above 0"),
+        (("--target-ms", "nan"), "target_ms: nan is not above 0"),
+        (("--plot", "x.foo"), "plot: cannot write 'x.foo'"),
+        (("--draft-model", "nowhere"), "model 'nowhere'"),
+    ],
+)
+def test_tune_says_before_it_measures_what_cannot_be_chosen(options, says, monkeypatch):
+    monkeypatch.setattr("paceline.cli.tune._profile_of", lambda *_: pytest.fail("measured"))
+    result = runner.invoke(app, ["tune", *options])
+    assert isinstance(result.exception, PacelineError), result.output
+    assert says in str(result.exception)
 
 
 @pytest.mark.parametrize(

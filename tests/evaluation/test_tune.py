@@ -95,18 +95,10 @@ def test_tune_prints_what_it_keeps_in_the_cache(tune_cli, tiny):
     assert profile_path(tiny, "auto").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        (["--target-ms", "0.0001"], "target_ms"),
-        (["--target-ms", "0"], "target_ms"),
-        (["--num-decodes", "-1"], "num_decodes"),
-    ],
-)
-def test_what_cannot_be_met_is_refused_by_name_after_the_profile_was_kept(tune_cli, tiny, arguments, field):
-    result = tune_cli(*arguments)
+def test_a_target_that_cannot_be_met_is_refused_after_the_profile_was_kept(tune_cli, tiny):
+    result = tune_cli("--target-ms", "0.0001")
     assert isinstance(result.exception, InvalidParameter)
-    assert result.exception.field == field
+    assert result.exception.field == "target_ms"
     assert profile_path(tiny, "auto").exists(), "two minutes of measuring are lost"
 
 
