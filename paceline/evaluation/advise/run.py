@@ -95,9 +95,9 @@ def take_advice(
         known: returns further candidates, given the texts.
     """
     check_replayable(llm, wanted)
-    measured = profile or profile_of(llm.loaded, config, progress)
     texts, num_foreign = texts_of(llm, prompts, params, raw, progress)
     check_texts(texts)
+    measured = profile or profile_of(llm.loaded, config, progress)
     found = replayed(llm, wanted, texts, params, config, measured, progress, traced, batches)
     timed = rehearsed(llm, wanted, found, texts, params, batches, progress) if profile is None and found else None
     found += known(texts)

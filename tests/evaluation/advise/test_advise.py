@@ -271,5 +271,13 @@ def test_a_prompt_that_the_model_cannot_read_is_named_before_any_is_answered(com
     assert str(result.exception).startswith("prompts: 'so long x x")
 
 
+def test_a_prompt_that_is_too_long_is_named_before_passes_are_measured(unpriced, monkeypatch, tmp_path):
+    monkeypatch.setattr(run, "profile_of", lambda *_: pytest.fail("measured first"))
+    (tmp_path / "long.txt").write_text("so long" + " x" * 9000)
+    result = unpriced("--traffic", str(tmp_path / "long.txt"), "--candidates", "ngram")
+    assert isinstance(result.exception, InvalidParameter)
+    assert str(result.exception).startswith("prompts: 'so long x x")
+
+
 def test_it_explains_itself():
     assert "Examples" in CliRunner().invoke(app, ["advise", "--help"]).stdout
