@@ -13,6 +13,7 @@ from paceline.cli.groups import grouped
 from paceline.cli.prompts import read_text
 from paceline.cli.terminal import messages
 from paceline.cli.train_command import command_line
+from paceline.errors import InvalidParameter
 
 _RATE, _RESUMED_RATE = 2e-3, 2e-4
 """Default peak learning rates: for a new head, and for a resumed one."""
@@ -110,7 +111,12 @@ def head(
 
 
 def _long_text(model: str, path: Path | None) -> list[int]:
-    """Token ids of the text in a file; empty without a file."""
+    """Token ids of the text in a file; empty without a file. Raises InvalidParameter for a file without text."""
     from paceline.models.resolve import resolve_model
 
-    return [] if path is None else resolve_model(model).tokenizer.encode(read_text("text", path), False)
+    if path is None:
+        return []
+    text = read_text("text", path)
+    if not text.strip():
+        raise InvalidParameter("text", f"{path} holds no text", "give ordinary text, or leave it out")
+    return resolve_model(model).tokenizer.encode(text, False)

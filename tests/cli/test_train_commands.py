@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.cli.train_head import head
+from paceline.errors import InvalidParameter
 
 pytest.importorskip("torch")
 
@@ -124,3 +125,10 @@ def test_the_help_of_a_pool_says_what_steps_are():
 
     pool = get_type_hints(draft, include_extras=True)["pool"].__metadata__[0]
     assert "equal parts of the time, or --steps each" in pool.help
+
+
+def test_a_text_file_without_text_is_refused_before_a_model_is_sought(tmp_path):
+    (tmp_path / "empty.txt").write_text(" \n")
+    found = CliRunner().invoke(app, ["train", "head", "eagle", "-m", "nowhere", "--text", str(tmp_path / "empty.txt")])
+    assert isinstance(found.exception, InvalidParameter)
+    assert str(found.exception).startswith("text: ") and "holds no text" in str(found.exception)
