@@ -259,7 +259,8 @@ def numbers(field: str, text: str, kind: Callable[[str], Number]) -> list[Number
             return found
         raise ValueError
     except ValueError:
-        raise InvalidParameter(field, f"{text!r} is no list of numbers", "write e.g. 1,4,8") from None
+        form = "1,4,8" if kind is int else "0,0.7,1"
+        raise InvalidParameter(field, f"{text!r} is no list of numbers", f"write e.g. {form}") from None
 
 
 def distinct_numbers(field: str, text: str, kind: Callable[[str], Number]) -> list[Number]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from paceline.errors import DownloadFailed, ModelNotFound
+from paceline.errors import DownloadFailed, ModelNotFound, first_line
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.download import BUILTIN_MODELS, fetch_builtin
@@ -141,8 +141,8 @@ def hub_folder(name: str, patterns: Sequence[str], tried: str) -> Path:
         raise _not_found(name, f"{tried}, and the hub has no model of that name ({type(error).__name__})") from None
     except Exception as error:  # network, disk or server: the hub's client raises many types
         raise DownloadFailed(
-            f"{name}: the hub could not deliver it ({type(error).__name__}: {str(error)[:200]}); check the network, or "
-            f"use a local path or a built-in model: {', '.join(BUILTIN_MODELS)}"
+            f"{name}: the hub could not deliver it ({type(error).__name__}: {first_line(error)}); check the network, "
+            f"or use a local path or a built-in model: {', '.join(BUILTIN_MODELS)}"
         ) from error
 
 
