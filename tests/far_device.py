@@ -12,7 +12,6 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 FAR = torch.device("meta")
 """Torch's name for it, one that no code here uses otherwise once weights are loaded."""
@@ -66,8 +65,8 @@ _may_wait = True
 
 
 def _run(func, args, kwargs):
-    leaves, shape = tree_flatten((args, kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    tensors = []
+    near, far_kwargs = _near(args, tensors), {name: _near(value, tensors) for name, value in kwargs.items()}
     is_far = any(isinstance(tensor, FarTensor) for tensor in tensors)
     asked = kwargs.get("device")
     if is_far and func not in _COPIES:
@@ -79,18 +78,28 @@ def _run(func, args, kwargs):
             raise RuntimeError(f"Expected all tensors to be on the same device: {func} met {shapes} of the CPU")
         if func in _WAITING and not _may_wait:
             raise RuntimeError(f"{func} would wait for the device")
-    near, far_kwargs = tree_unflatten(
-        [leaf.near if isinstance(leaf, FarTensor) else torch.device("cpu") if leaf == FAR else leaf for leaf in leaves]
-        if asked is not None else [leaf.near if isinstance(leaf, FarTensor) else leaf for leaf in leaves],
-        shape,
-    )  # fmt: skip
+    if asked == FAR:
+        far_kwargs["device"] = torch.device("cpu")
     result = func(*near, **far_kwargs)
     if _writes_to_first(func):
         return args[0]
     goes_far = asked == FAR if asked is not None else is_far
-    if not goes_far:
-        return result
-    return tree_map(lambda one: FarTensor(one) if isinstance(one, torch.Tensor) else one, result)
+    return _far(result) if goes_far else result
+
+
+def _near(value, tensors):
+    """`value`, or what lies in it, in ordinary memory; its tensors, wherever they are, are added to `tensors`."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return value.near if isinstance(value, FarTensor) else value
+    return type(value)(_near(one, tensors) for one in value) if type(value) in (list, tuple) else value
+
+
+def _far(value):
+    """`value`, or what lies in it, with its tensors there."""
+    if isinstance(value, torch.Tensor):
+        return FarTensor(value)
+    return type(value)(map(_far, value)) if type(value) in (list, tuple) else value
 
 
 def _writes_to_first(func):
