@@ -23,17 +23,27 @@ SUPERVISION = Supervision(heartbeat=0.2, timeout=5.0, backoff=0.1)
 WORDS = " ".join(map(str, range(12)))
 
 
-@pytest.fixture
-def groups(monkeypatch):
-    monkeypatch.setattr(rehearsal, "_SECONDS", 0.0)
-    made = start_groups(plan([[1, 1, [0]], [1, 1, [0, 1]]]), num_cpus=1, open_model=open_echo)
-    yield made
+@pytest.fixture(scope="module")
+def groups():
+    """Two groups that a test may kill, and one that cannot be made, on one Ray."""
+    yield start_groups(plan([[1, 1, [0]], [1, 1, [0, 1]], [1, 1, [2]]], "abc"), num_cpus=1, open_model=open_some)
     stop_ray()
 
 
-def test_a_group_killed_under_load_loses_nothing_and_returns(groups):
+def open_some(spec, **options):
+    return (open_nothing if spec.name == "c" else open_echo)(spec, **options)
+
+
+def test_a_group_that_cannot_be_made_says_why(groups):
+    with pytest.raises(WorkerDied, match=r"\(ActorDiedError\): [^:]*: 'c' has no weights; name others"):
+        asyncio.run(groups[2].start())
+
+
+def test_a_group_killed_under_load_loses_nothing_and_returns(groups, monkeypatch):
+    monkeypatch.setattr(rehearsal, "_SECONDS", 0.0)
+
     async def scene():
-        dispatcher = Dispatcher(plan([[1, 1, [0]], [1, 1, [0, 1]]]), groups, SUPERVISION)
+        dispatcher = Dispatcher(plan([[1, 1, [0]], [1, 1, [0, 1]]]), groups[:2], SUPERVISION)
         await dispatcher.start()
         _nobody_else_reaches_ray()
         assert dispatcher.describe("b") == {"max_model_len": 512}
@@ -129,12 +139,3 @@ def test_where_no_ray_runs_auto_says_so(monkeypatch):
     with pytest.raises(InvalidParameter, match=r"'auto' cannot be reached \(Could not find any") as found:
         start_groups(plan([[1, 1, [0]]]), address="auto")
     assert found.value.field == "ray_address"
-
-
-def test_a_group_that_cannot_be_made_says_why():
-    made = start_groups(plan([[1, 1, [0]]]), num_cpus=1, open_model=open_nothing)
-    try:
-        with pytest.raises(WorkerDied, match=r"\(ActorDiedError\): [^:]*: 'a' has no weights; name others"):
-            asyncio.run(made[0].start())
-    finally:
-        stop_ray()
