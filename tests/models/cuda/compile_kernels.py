@@ -1,7 +1,8 @@
-"""`python -m tests.models.cuda.compile_kernels 80`: every kernel down to machine code of that GPU, with no GPU there.
+"""`python -m tests.models.cuda.compile_kernels 80 90`: kernels down to machine code of those GPUs, with no GPU there.
 
 Triton's interpreter forgives what its compiler does not: types that change in a loop, shapes that are no powers of two.
-Prints a line for each, with the bytes of memory that a block of threads shares.
+Every kernel for the first, for others those that differ there: that wait for the kernel before them, or have products
+on tensor cores. Prints a line for each, with the bytes of memory that a block of threads shares.
 """
 
 import sys
@@ -111,18 +112,31 @@ def kernels(kind: str, bytes_each: int, waits: bool):
         yield blocks._widen, data | matrix | COUNTS, form | {"BLOCK_N": 16, "BLOCK_K": 128}, two
 
 
-def main(capability: int) -> None:
-    waits = capability >= 90
-    for kernel, types, constants, options in kernels("bf16", 2, waits):
-        names = kernel.arg_names
-        signature = {name: "constexpr" if name in constants else types[name] for name in names}
-        aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in names if name in ALIGNED}
-        places = {(names.index(name),): value for name, value in constants.items()}
-        source = ASTSource(kernel, signature, places, aligned)
-        how = options | ({"launch_pdl": True} if waits and "WAITS" in constants else {})
-        made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=how)
-        print(kernel.__name__, made.metadata.shared, len(made.asm["cubin"]))
+def differs(kernel, constants, capability: int) -> bool:
+    """Whether the kernel is another one on GPUs of that capability than on those before them."""
+    has_cores = kernel in (attention._attend_split, products._product, blocks._block_product)
+    in_float32 = constants.get("GROUP") == 71  # without tensor cores, and long to compile
+    return (has_cores or (capability >= 90 and "WAITS" in constants)) and not in_float32
+
+
+def main(*capabilities: int) -> None:
+    for capability in capabilities:
+        waits = capability >= 90
+        for kernel, types, constants, options in kernels("bf16", 2, waits):
+            if capability == capabilities[0] or differs(kernel, constants, capability):
+                compile_kernel(capability, kernel, types, constants, options)
+
+
+def compile_kernel(capability: int, kernel, types, constants, options) -> None:
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types[name] for name in names}
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in names if name in ALIGNED}
+    places = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(kernel, signature, places, aligned)
+    how = options | ({"launch_pdl": True} if constants.get("WAITS") else {})
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=how)
+    print(capability, kernel.__name__, made.metadata.shared, len(made.asm["cubin"]))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,13 @@ SHARED = 99 * 1024
 """Bytes that a block of threads may share on the smallest GPUs since 2020."""
 
 
-@pytest.mark.parametrize("capability", ["80", "90"])
-def test_every_kernel_becomes_machine_code_that_fits(tmp_path, capability):
-    command = [sys.executable, "-W", "ignore", "-m", "tests.models.cuda.compile_kernels", capability]
+def test_every_kernel_becomes_machine_code_that_fits(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-m", "tests.models.cuda.compile_kernels", "80", "90"]
     own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         command, cwd=ROOT, env=own | {"TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 36
+    assert Counter(capability for capability, *_ in lines) == {"80": 36, "90": 20}
     assert all(int(shared) <= SHARED and int(size) > 0 for *_, shared, size in lines)
