@@ -9,9 +9,7 @@ pytestmark = pytest.mark.weights
 
 PROMPTS = [
     "Write down the days of the week, then write them down backwards.",
-    "Translate into French: The train leaves at seven. The train arrives at nine.",
     "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n",
-    "A farmer has 17 sheep, buys 5 and sells 9. How many are left? Explain step by step.",
     "Summarise: The museum opens at ten. On Mondays the museum is closed. On Sundays nobody pays in the museum.",
     "Repeat the word seagull ten times.",
 ]
@@ -131,7 +129,7 @@ def test_logits_agree_with_the_torch_reference():
     from paceline.models.rows import Part, build_rows
 
     source = resolve_model("smollm2-135m")
-    rows = build_rows([Part(range(8), 0, source.tokenizer.encode(" ".join(PROMPTS))[:100])])
+    rows = build_rows([Part(range(8), 0, source.tokenizer.encode(" ".join(2 * PROMPTS))[:100])])
     fast, slow = NumbaModel(source.checkpoint, "float32"), torch_executor.TorchModel(source.checkpoint)
     ours = fast.forward(rows, fast.new_cache(8)).logits
     theirs = slow.forward(rows, slow.new_cache(8)).logits
