@@ -102,7 +102,8 @@ def test_drawn_chains_are_the_hosts(options):
 @pytest.mark.parametrize("pair", [(DRAWN[4], DRAWN[3]), (DRAWN[1], DRAWN[0])], ids=["no law is cut", "one is"])
 def test_kernels_draw_the_hosts_chains(pair):
     pytest.importorskip("triton")
-    model, reference = model_of(attention="triton"), TorchModel(CHECKPOINT)
+    checkpoint = RandomCheckpoint(small_config(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1))
+    model, reference = model_of(checkpoint, "triton"), TorchModel(checkpoint)
     draft = model.draft_chains(rows_of(), model.new_cache(7), 2, draws_of(pair, 2))
     assert draft.tokens.tolist() == drawn_by_the_host(reference, pair, 2)
 
