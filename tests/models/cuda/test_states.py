@@ -153,9 +153,11 @@ def test_chains_of_a_head_fetch_no_states(family, params, monkeypatch):
 
 @pytest.mark.parametrize("family", ["eagle3", "mlp_speculator", "falcon"])
 def test_engines_with_heads_on_a_device_that_is_not_the_cpu(family):
-    plain, _ = answers(CudaModel(CHECKPOINT, "cpu", "float32", attention="by_position"), None)
+    params = replace(GREEDY, max_tokens=9)
+    plain, _ = answers(CudaModel(CHECKPOINT, "cpu", "float32", attention="by_position"), None, params=params)
     with far_device():
-        found, engine = answers(CudaModel(CHECKPOINT, FAR.type, "float32", attention="by_position"), family)
+        there = CudaModel(CHECKPOINT, FAR.type, "float32", attention="by_position")
+        found, engine = answers(there, family, params=params)
     assert found == plain
     assert engine.metrics.spec_decode_num_draft_tokens > 0
 
