@@ -63,7 +63,8 @@ def listen(bound: socket.socket) -> None:
     try:
         bound.listen(_BACKLOG)
     except OSError as error:
-        raise _taken(*bound.getsockname()[:2], error) from None
+        host, port = bound.getsockname()[:2]
+        raise _taken(host, port, error) from None
 
 
 def _taken(host: str, port: int, error: OSError) -> InvalidParameter:
