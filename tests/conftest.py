@@ -2,9 +2,11 @@
 
 import gc
 import os
+from functools import cache
 
 import pytest
 from hypothesis import settings
+from typer.main import get_command
 
 settings.register_profile("any_machine", settings(), deadline=None)
 settings.load_profile("any_machine")
@@ -32,6 +34,15 @@ def pytest_collection_modifyitems(items):
     """Files with real weights take longest, so they come first and no worker is left alone with one at the end."""
     heavy = {item.path for item in items if item.get_closest_marker("weights")}
     items.sort(key=lambda item: item.path not in heavy)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_command_line():
+    """Build the tree of commands once; Typer's runner builds it anew for every call."""
+    testing = pytest.MonkeyPatch()
+    testing.setattr("typer.testing._get_command", cache(get_command))
+    yield
+    testing.undo()
 
 
 @pytest.fixture(autouse=True)

@@ -154,7 +154,9 @@ class Bench:
         return on_device(self.on)
 
     def tidy(self) -> None:
-        """Free unused memory: engines are in reference cycles, and their caches are large."""
+        """Free unused memory, unless all is small: engines are in reference cycles, and their caches are large."""
+        if self.quick:
+            return
         gc.unfreeze()
         gc.collect()
         if self.on.type == "cuda":
