@@ -36,7 +36,8 @@ from paceline.serving.cluster.dispatcher import Dispatcher
 from paceline.serving.cluster.events import EventLog
 from paceline.serving.cluster.group import Supervision
 from paceline.serving.cluster.plan import ClusterPlan, plan_of
-from paceline.serving.cluster.ray_groups import RayGroup, start_groups, stop_ray
+from paceline.serving.cluster.ray_groups import RayGroup, start_groups
+from paceline.serving.cluster.ray_session import stop_ray
 from paceline.serving.job import Job
 from paceline.types import SamplingParams
 

@@ -31,7 +31,8 @@ from paceline.placement.workload import merge
 from paceline.scheduling import SchedulerConfig
 from paceline.serving.cluster.dispatcher import Dispatcher
 from paceline.serving.cluster.plan import plan_of
-from paceline.serving.cluster.ray_groups import start_groups, stop_ray
+from paceline.serving.cluster.ray_groups import start_groups
+from paceline.serving.cluster.ray_session import stop_ray
 from paceline.speculation import CostProfile
 
 WANTED = 0.99

@@ -41,7 +41,8 @@ from paceline.placement.workload import merge
 from paceline.serving.cluster.dispatcher import Dispatcher
 from paceline.serving.cluster.group import Supervision
 from paceline.serving.cluster.plan import ClusterPlan, plan_of
-from paceline.serving.cluster.ray_groups import start_groups, stop_ray
+from paceline.serving.cluster.ray_groups import start_groups
+from paceline.serving.cluster.ray_session import stop_ray
 from paceline.serving.cluster.token_queue import TokenQueue
 from paceline.serving.job import Job
 from paceline.types import SamplingParams

@@ -1,5 +1,7 @@
 """Packages that only some features need: a missing one is an error that names the extra with it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 from paceline.errors import InvalidParameter
@@ -26,3 +28,12 @@ def check_executor(executor: str) -> None:
         check_torch("executor 'torch'", "use executor='numba'")
     elif executor == "cuda":
         check_torch("executor 'cuda'", "leave device and executor out to run on the CPU", extra="cuda")
+
+
+@contextmanager
+def needs_ray() -> Iterator[None]:
+    """Around imports of Ray. Raises InvalidParameter where it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError:
+        raise InvalidParameter("cluster", "Ray is not installed", "pip install 'paceline[cluster]'") from None

@@ -162,7 +162,8 @@ def _serve_cluster(
     supervision = Supervision(heartbeat=wanted.heartbeat, max_restarts=wanted.max_restarts)
     with progress_bars() as progress:
         check_loadable(plan, progress)
-    from paceline.serving.cluster.ray_groups import start_groups, stop_ray
+    from paceline.serving.cluster.ray_groups import start_groups
+    from paceline.serving.cluster.ray_session import stop_ray
     from paceline.serving.run import bind, run
 
     bound = bind(front.host, front.port)

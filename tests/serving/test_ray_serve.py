@@ -9,7 +9,7 @@ import httpx  # noqa: E402
 
 from paceline import LLM, SamplingParams  # noqa: E402
 from paceline.errors import EngineDead, InvalidParameter  # noqa: E402
-from paceline.serving.cluster.ray_groups import start_ray, stop_ray  # noqa: E402
+from paceline.serving.cluster.ray_session import start_ray, stop_ray  # noqa: E402
 from paceline.serving.ray_serve import Arguments, Replica, application  # noqa: E402
 
 MODEL = "smollm2-135m"

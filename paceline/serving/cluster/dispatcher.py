@@ -4,7 +4,9 @@ A retried request gives the same text, because its draws depend only on its seed
 after the last piece that its client received (`flight.py`). Requests that were running when a group failed are retried
 at once. One more failure before they are ended they are suspects, of which only one runs at a time, so that a request
 that crashes its groups is identified and ended, and no other.
-Groups implement `group.GroupHandle`; those on Ray are in `ray_groups.py`.
+Groups implement `group.GroupHandle`; those on Ray are in `ray_groups.py`. Not for where a request goes
+(`controller.py`). Long, because each part ends the others: a request's failure that of its group, and a group's that of
+the requests on it.
 """
 
 import asyncio

@@ -1,52 +1,39 @@
 """Groups as Ray actors in placement groups, on a Ray of this machine or one that runs already.
 
-The only file of the cluster that imports Ray. Ray places the groups and assigns each its reserved devices. On an
-existing Ray cluster a group of several devices may span nodes; its ranks are then separate actors. Dispatch and
-recovery are decided elsewhere (`dispatcher.py`).
+Ray places the groups and assigns each its reserved devices. On an existing Ray cluster a group of several devices may
+span nodes; its ranks are then separate actors. Not for dispatch and recovery (`dispatcher.py`), or for starting Ray or
+joining one (`ray_session.py`).
 """
 
 import asyncio
-import logging
 import os
 import re
-import secrets
-import signal
-import socket
-import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from paceline.engine.async_llm import AsyncLLM
-from paceline.errors import EngineDead, InvalidParameter, WorkerDied, first_line
+from paceline.errors import EngineDead, InvalidParameter, WorkerDied
+from paceline.extras import needs_ray
 from paceline.placement.tokens import TokenProfile
 from paceline.serving.cluster.plan import ClusterPlan
+from paceline.serving.cluster.ray_session import join_ray, start_ray
 from paceline.serving.job import Chunk, Job
 from paceline.serving.model_spec import ModelSpec
 from paceline.serving.worker import OpenModel, Worker, open_model
 
-try:
+with needs_ray():
     import ray
-    from ray._private import ray_constants
-    from ray._private.services import canonicalize_bootstrap_address_or_die
     from ray.exceptions import RayError, RayTaskError
     from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-except ModuleNotFoundError:
-    raise InvalidParameter("cluster", "Ray is not installed", "pip install 'paceline[cluster]'") from None
 
-OBJECT_STORE_BYTES = 80 * 2**20
-"""Size of Ray's object store, about its minimum: only requests and answers pass through it."""
 MAX_CONCURRENCY = 256
 """Concurrent calls of an actor besides answers: aborts, checks and the like."""
-LISTENING = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's variable, for Linux too despite its name: 0 keeps it to 127.0.0.1, 1 lets other machines reach it."""
 ACCELERATOR, A_BIT = "accelerator_type:", 0.001
 """Resource that Ray gives each node by its GPUs, such as ``accelerator_type:H100``, and how much of it a part takes: it
 only says where the part may lie."""
-CONNECT_SECONDS = 5.0
-"""Timeout in seconds for connecting to the head of an existing Ray cluster."""
 READY_TIMEOUT = 60.0
 """Timeout in seconds for a placement group's reservation."""
 _OWN_NAME = re.compile(r"^paceline\.errors\.\w+: ")
@@ -276,7 +263,7 @@ def start_groups(
         pairs = zip(plan.placement.groups, gpus, strict=True)
         start_ray(int(found), sum(group.parallel.num_devices for group, has in pairs if has))
     else:
-        _join_ray(address)
+        join_ray(address)
         found = float(num_cpus or ray.cluster_resources().get("CPU", 1.0))
     cpus = int(1e4 * found / plan.placement.num_devices) / 1e4
     groups = []
@@ -297,95 +284,3 @@ def start_groups(
 def _has_gpus(models: Sequence[ModelSpec], options: Mapping[str, Any]) -> bool:
     """Whether each device of a group is a GPU: one of its models runs there."""
     return any(str({**options, **spec.engine}.get("device", "cpu")).startswith("cuda") for spec in models)
-
-
-def stop_ray() -> None:
-    """Shut down this process's Ray, or its connection to an existing cluster."""
-    with suppress(RayError):
-        ray.shutdown()
-
-
-def _join_ray(address: str) -> None:
-    """Connect to an existing Ray cluster; reservations are released when this process disconnects."""
-    try:
-        found = canonicalize_bootstrap_address_or_die(address) if address == "auto" else address
-    except ConnectionError as error:
-        raise _unreachable(address, error) from error
-    _check_listening(found)
-    try:
-        with _interrupted_afterwards():
-            ray.init(address=found, log_to_driver=False, logging_level=logging.ERROR)
-    except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
-        raise _unreachable(address, error) from error
-
-
-@contextmanager
-def _interrupted_afterwards() -> Iterator[None]:
-    """Hold back Ctrl-C until the end: interrupted while it connects, Ray crashes this process when it is shut down."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
-
-
-def _check_listening(address: str) -> None:
-    """Raise InvalidParameter unless something listens at `address`; Ray itself would retry silently for minutes."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16 or "://" in address:
-        what = "is a client's" if "://" in address else "is no host:port"
-        raise InvalidParameter("ray_address", f"{address!r} {what}", "give host:port of Ray's head, or auto")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except (OSError, UnicodeError) as error:  # the latter: a name that no host can have
-        raise _unreachable(address, error) from error
-
-
-def _unreachable(address: str, error: Exception) -> InvalidParameter:
-    problem = f"{address!r} cannot be reached ({first_line(error)})"
-    remedy = "give host:port of Ray's head, start this on one of its nodes, and set RAY_AUTH_TOKEN if it has one"
-    return InvalidParameter("ray_address", problem, remedy)
-
-
-def start_ray(num_cpus: int, num_gpus: int = 0) -> None:
-    """Start a Ray that only this process and its children can reach: at 127.0.0.1, with a token kept in memory only.
-
-    Environment variables that are already set take precedence: RAY_AUTH_MODE (disabled), RAY_AUTH_TOKEN,
-    RAY_AUTH_TOKEN_PATH, `LISTENING`.
-
-    Args:
-        num_gpus: GPUs of the plan's groups.
-
-    Raises:
-        InvalidParameter: this machine has fewer GPUs.
-    """
-    if os.environ.setdefault(LISTENING, "0") == "0":
-        ray_constants.ENABLE_RAY_CLUSTER = False  # Ray reads the variable only when it is imported
-    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own default gives way to all else on the machine
-    try:
-        with _interrupted_afterwards():
-            ray.init(
-                address="local",  # else Ray joins one that it finds on this machine
-                num_cpus=num_cpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                object_store_memory=OBJECT_STORE_BYTES,
-            )
-    except Exception as error:  # Ray's own say "Exception" where a node does not start in time
-        problem = f"Ray does not start ({first_line(error)})"
-        raise InvalidParameter("cluster", problem, "try again when the machine is less busy") from error
-    found = ray.cluster_resources().get("GPU", 0.0)
-    if found < num_gpus:
-        remedy = "plan for fewer devices, or join a Ray that has them (--ray-address)"
-        raise InvalidParameter("device", f"{num_gpus} GPUs are planned for, this machine has {found:g}", remedy)

@@ -7,7 +7,7 @@ import sys
 
 import psutil
 
-from paceline.serving.cluster import ray_groups
+from paceline.serving.cluster import ray_session
 
 ASK = "import sys; from ray._raylet import GcsClient as C; C(sys.argv[1]).internal_kv_keys(b'', None, timeout=5)"
 
@@ -15,7 +15,7 @@ ASK = "import sys; from ray._raylet import GcsClient as C; C(sys.argv[1]).intern
 def main():
     import ray
 
-    ray_groups.start_ray(1)
+    ray_session.start_ray(1)
     ray.get(ray.remote(lambda: 1).remote())
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     found = [one for each in processes for one in each.net_connections("tcp") if one.status == "LISTEN"]
@@ -23,7 +23,7 @@ def main():
     address = ray.get_runtime_context().gcs_address
     told = {"listening": sorted(listening), "address": address}
     told |= {"right": answer_to(os.environ["RAY_AUTH_TOKEN"], address), "wrong": answer_to("0" * 64, address)}
-    ray_groups.stop_ray()
+    ray_session.stop_ray()
     print(json.dumps(told))
 
 

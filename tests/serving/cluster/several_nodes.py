@@ -15,7 +15,8 @@ from paceline.engine.build import load_executor, silent
 from paceline.engine.llm import LLM
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
-from paceline.serving.cluster.ray_groups import start_groups, stop_ray
+from paceline.serving.cluster.ray_groups import start_groups
+from paceline.serving.cluster.ray_session import stop_ray
 from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
 from tests.serving.echo_model import open_echo
 from tests.serving.fakes import job, plan

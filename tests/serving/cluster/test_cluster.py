@@ -11,11 +11,12 @@ import pytest
 pytest.importorskip("ray", reason="the cluster needs Ray: pip install 'paceline[cluster]'")
 
 from paceline.errors import InvalidParameter, WorkerDied
-from paceline.serving.cluster import ray_groups, rehearsal
+from paceline.serving.cluster import ray_session, rehearsal
 from paceline.serving.cluster.controller import Health
 from paceline.serving.cluster.dispatcher import Dispatcher
 from paceline.serving.cluster.group import Supervision
-from paceline.serving.cluster.ray_groups import CONNECT_SECONDS, start_groups, stop_ray
+from paceline.serving.cluster.ray_groups import start_groups
+from paceline.serving.cluster.ray_session import CONNECT_SECONDS, stop_ray
 from tests.serving.echo_model import open_echo, open_nothing
 from tests.serving.fakes import job, plan, say
 
@@ -126,7 +127,7 @@ def test_a_ray_that_is_found_and_does_not_listen_is_named_at_once(monkeypatch):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"
-        monkeypatch.setattr(ray_groups, "canonicalize_bootstrap_address_or_die", lambda _: address)
+        monkeypatch.setattr(ray_session, "canonicalize_bootstrap_address_or_die", lambda _: address)
         with pytest.raises(InvalidParameter, match=f"'{address}' cannot be reached"):
             start_groups(plan([[1, 1, [0]]]), address="auto")
 
@@ -135,7 +136,7 @@ def test_where_no_ray_runs_auto_says_so(monkeypatch):
     def find(_):
         raise ConnectionError("Could not find any running Ray instance.")
 
-    monkeypatch.setattr(ray_groups, "canonicalize_bootstrap_address_or_die", find)
+    monkeypatch.setattr(ray_session, "canonicalize_bootstrap_address_or_die", find)
     with pytest.raises(InvalidParameter, match=r"'auto' cannot be reached \(Could not find any") as found:
         start_groups(plan([[1, 1, [0]]]), address="auto")
     assert found.value.field == "ray_address"

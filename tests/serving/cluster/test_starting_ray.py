@@ -9,7 +9,7 @@ pytest.importorskip("ray", reason="the cluster needs Ray: pip install 'paceline[
 
 INTERRUPTED = """
 import os, signal
-from paceline.serving.cluster import ray_groups
+from paceline.serving.cluster import ray_session
 
 done = []
 
@@ -17,9 +17,9 @@ def init(**_):
     os.kill(os.getpid(), signal.SIGINT)
     done.append("connected")
 
-ray_groups.ray.init = init
+ray_session.ray.init = init
 try:
-    ray_groups.start_ray(1)
+    ray_session.start_ray(1)
 except KeyboardInterrupt:
     print("interrupted", *done)
 """
