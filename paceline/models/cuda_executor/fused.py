@@ -10,6 +10,7 @@ many.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple, cast
 
@@ -41,17 +42,18 @@ class Fused:
         peers: the ranks that share the layers.
     """
 
-    row_angles, peaks_of = staticmethod(row_angles), staticmethod(peaks_of)
+    row_angles = staticmethod(row_angles)
 
     def __init__(self, stack: DecoderStack, deterministic: bool, peers: Peers) -> None:
         self._stack, self._deterministic = stack, deterministic
+        self.peaks_of = partial(peaks_of, begins_early=peers.shard is None)
         for name, layer in stack.layers.items():
             stack.layers[name] = _fused_layer(cast(Layer, layer), peers)
         layers = list(stack.layers.values())
         self._widens = all_of(FusedLayer, layers) and (stack.norm is None or isinstance(stack.norm, RMSNorm))
         self._is_plain = self._widens and all(cast(FusedLayer, layer).is_plain for layer in layers)
         if isinstance(stack.norm, RMSNorm):
-            stack.norm = FusedNorm(stack.norm)
+            stack.norm = FusedNorm(stack.norm, peers)
             table = stack.embedding if stack.head is None else stack.head
             if type(table) in (nn.Linear, VocabularyParallelEmbedding, BlockLinear, BlockEmbedding):
                 stack.head = FusedHead(cast(Weights, table.weight), self._narrows)  # type: ignore[assignment]
@@ -124,11 +126,11 @@ class Fused:
 
 
 class FusedNorm(nn.Module):
-    """An `RMSNorm` as one kernel."""
+    """An `RMSNorm` as one kernel, before which several ranks add up, send or receive hidden states."""
 
-    def __init__(self, own: RMSNorm) -> None:
+    def __init__(self, own: RMSNorm, peers: Peers) -> None:
         super().__init__()
-        self.weight, self.eps = own.weight, own.eps
+        self.weight, self.eps, self._begins_early = own.weight, own.eps, peers.shard is None
 
     def forward(self, x: Tensor) -> Tensor:
         return self.after(x)[1]
@@ -137,7 +139,7 @@ class FusedNorm(nn.Module):
         self, x: Tensor, added: Tensor | None = None, bias: Tensor | None = None, asked: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """(x + added + bias, its norm); see `rms_norm`."""
-        return rms_norm(x, self.weight, self.eps, added, bias, asked)
+        return rms_norm(x, self.weight, self.eps, added, bias, asked, begins_early=self._begins_early)
 
 
 class JoinedLinear(nn.Module):
@@ -275,8 +277,8 @@ class FusedLayer(nn.Module):
     def __init__(self, own: Layer, attention: nn.Module, feed_forward: nn.Module, peers: Peers) -> None:
         super().__init__()
         self._peers = peers
-        self.attention_norm = FusedNorm(cast(RMSNorm, own.attention_norm))
-        self.feed_forward_norm = FusedNorm(cast(RMSNorm, own.feed_forward_norm))
+        self.attention_norm = FusedNorm(cast(RMSNorm, own.attention_norm), peers)
+        self.feed_forward_norm = FusedNorm(cast(RMSNorm, own.feed_forward_norm), peers)
         self.attention, self.feed_forward = attention, feed_forward
 
     @property
@@ -313,7 +315,7 @@ def _fused_layer(own: Layer, peers: Peers) -> nn.Module:
     for name in ("attention_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm"):
         norm = getattr(own, name)
         if isinstance(norm, RMSNorm):
-            setattr(own, name, FusedNorm(norm))
+            setattr(own, name, FusedNorm(norm, peers))
     return own
 
 

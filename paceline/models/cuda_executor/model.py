@@ -97,7 +97,7 @@ class CudaModel(TorchModel):
             from paceline.models.cuda_executor.kernels.races import draw, race
 
             self._fused, self._race = Fused(self._stage.stack, deterministic, self.peers), race
-            self.chain_kernels = Kernels(likeliest, draw)
+            self.chain_kernels = Kernels(partial(likeliest, begins_early=self.peers.shard is None), draw)
         self.passes = Passes(self._stage.shard.narrowed(), config.vocab_size, on, self.attention, capture)
         self.records_passes, self.recorded_sizes = self.passes.records, BUCKETS
         self._fetch, self._send = Fetch(on), Send(on)

@@ -8,10 +8,14 @@ pytest.importorskip("triton")
 
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor.fused import FusedAttention, FusedFeedForward, FusedLayer, FusedNorm  # noqa: E402
+from paceline.models.cuda_executor.kernels import entries  # noqa: E402
+from paceline.models.cuda_executor.kernels.dependent import IN_TURN  # noqa: E402
 from paceline.models.cuda_executor.kernels.entries import gated, place_heads, rms_norm  # noqa: E402
+from paceline.models.cuda_executor.peers import LinkedPeers, Peers  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.models.torch_executor import TorchModel  # noqa: E402
 from paceline.models.torch_executor.layers import RMSNorm, _gelu_tanh, rotate, row_angles  # noqa: E402
+from paceline.models.torch_executor.shard import Shard  # noqa: E402
 from tests.fakes import RandomCheckpoint, mixture_config, small_config  # noqa: E402
 
 MAKE = torch.Generator().manual_seed(5)
@@ -60,6 +64,18 @@ def test_a_norm_adds_the_parts_of_a_sum_up_and_takes_some_rows():
     wide = torch.zeros(6, 100, dtype=torch.float16)
     rms_norm(x, weight.float(), 1e-5, parts, bias, out=wide[:, 60:])
     assert torch.equal(wide[:, 60:], normed) and not wide[:, :60].any()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_norms_begin_early_where_no_other_rank_is_waited_for(size, monkeypatch):
+    """A kernel right after a collective begins in turn: graphs need not hold a dependent launch there."""
+    asked = []
+    monkeypatch.setattr(entries, "dependent", lambda device: asked.append(device) or IN_TURN)
+    own = RMSNorm(40, 1e-5)
+    peers = Peers() if size == 1 else LinkedPeers(Shard(small_config(), range(1), 0, size), None, True)
+    x, parts = numbers(3, 40), numbers(2, 3, 40)
+    close(FusedNorm(own, peers).after(x, parts)[0], x + parts.sum(0))
+    assert len(asked) == (size == 1)
 
 
 def test_heads_are_made_of_parts_of_sums(dtype):

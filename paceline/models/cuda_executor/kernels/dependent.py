@@ -24,12 +24,15 @@ try:
 except ImportError:  # Triton before 3.4; kernels follow each other as ever there
     gdc_launch_dependents = gdc_wait = None
 
+IN_TURN: dict[str, Any] = {"WAITS": False}
+"""Options of a launch that begins when all work before it has ended, as after a collective of NCCL: whether a graph may
+hold a dependent launch right after one is not documented."""
 _SINCE = (9, 0)
 
 
 def dependent(device: torch.device) -> dict[str, Any]:
     """Options of a launch on `device` of a kernel that calls `wait_for_inputs` and `let_next_begin`."""
-    return {"WAITS": True, "launch_pdl": True} if _can_wait(device) else {"WAITS": False}
+    return {"WAITS": True, "launch_pdl": True} if _can_wait(device) else IN_TURN
 
 
 @cache

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.models.cuda_executor.kernels.dependent import dependent, let_next_begin, wait_for_inputs
+from paceline.models.cuda_executor.kernels.dependent import IN_TURN, dependent, let_next_begin, wait_for_inputs
 
 _CHUNK = 4096
 
@@ -128,35 +128,47 @@ def row_angles(positions: Tensor, inverse_frequencies: Tensor, factor: float = 1
     return cosines, sines
 
 
-def peaks_of(logits: Tensor, picks: Tensor) -> Tensor:
-    """See `laws.peaks_of`; the argmax of each row is also written to `picks` [rows or more] int32."""
+def peaks_of(logits: Tensor, picks: Tensor, *, begins_early: bool = True) -> Tensor:
+    """See `laws.peaks_of`; the argmax of each row is also written to `picks` [rows or more] int32.
+
+    Args:
+        begins_early: as of `entries.rms_norm`.
+    """
     rows = len(logits)
     table = torch.empty(rows, 2, device=logits.device, dtype=torch.float64)
     if rows:
-        peaks, places, _ = _by_chunk(logits, weighs=False)
+        peaks, places, _ = _by_chunk(logits, weighs=False, begins_early=begins_early)
         _peaks_of_rows[(rows,)](peaks, places, table, picks, peaks.shape[1], **_over(peaks))
     return table
 
 
-def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """See `laws.chains.likeliest`."""
+def likeliest(logits: Tensor, *, begins_early: bool = True) -> tuple[Tensor, Tensor]:
+    """See `laws.chains.likeliest`; `begins_early` as of `peaks_of`."""
     rows = len(logits)
     best = torch.empty(rows, device=logits.device, dtype=torch.int64)
     probs = torch.empty(rows, device=logits.device, dtype=torch.float32)
     if rows:
-        peaks, places, masses = _by_chunk(logits, weighs=True)
+        peaks, places, masses = _by_chunk(logits, weighs=True, begins_early=begins_early)
         _likeliest_of_rows[(rows,)](peaks, places, masses, best, probs, peaks.shape[1], **_over(peaks))
     return best, probs
 
 
-def _by_chunk(logits: Tensor, weighs: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _by_chunk(logits: Tensor, weighs: bool, begins_early: bool) -> tuple[Tensor, Tensor, Tensor]:
     """[rows, chunks] each: largest logits, their places and, if `weighs`, sums of weights relative to them."""
     rows, columns = logits.shape
     chunks = triton.cdiv(columns, _CHUNK)
     peaks, masses = torch.empty(2, rows, chunks, device=logits.device, dtype=torch.float32)
     places = torch.empty(rows, chunks, device=logits.device, dtype=torch.int32)
     _peaks_of_chunks[(rows, chunks)](
-        logits, peaks, places, masses, columns, chunks, WEIGHS=weighs, CHUNK=_CHUNK, **dependent(logits.device)
+        logits,
+        peaks,
+        places,
+        masses,
+        columns,
+        chunks,
+        WEIGHS=weighs,
+        CHUNK=_CHUNK,
+        **(dependent(logits.device) if begins_early else IN_TURN),
     )
     return peaks, places, masses
 

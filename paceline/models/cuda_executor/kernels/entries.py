@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.models.cuda_executor.kernels.dependent import dependent, let_next_begin, wait_for_inputs
+from paceline.models.cuda_executor.kernels.dependent import IN_TURN, dependent, let_next_begin, wait_for_inputs
 
 _COLUMNS = 1024
 _NORM_WARPS = 16
@@ -166,7 +166,7 @@ def _gated(
 
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None, bias: Tensor | None = None,
-    asked: Tensor | None = None, out: Tensor | None = None,
+    asked: Tensor | None = None, out: Tensor | None = None, *, begins_early: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(x + added + bias, its RMS norm) over the last dimension of x [M, n]; x itself where nothing is added.
 
@@ -177,6 +177,7 @@ def rms_norm(
         bias: [n], only together with `added`.
         asked: [k] indices of rows; if given, only the norms [k, n] of these rows are computed, and x is returned as is.
         out: where the norms go, in its own dtype; columns of wider rows at most.
+        begins_early: whether the kernel before it is one of ours; see `kernels/dependent.py`.
     """
     flat = x.contiguous()
     columns = x.shape[-1]
@@ -192,7 +193,7 @@ def rms_norm(
             columns, flat.numel(), out.stride(-2) if out.ndim > 1 else columns, eps,
             PARTS=0 if added is None else more.numel() // flat.numel(), HAS_BIAS=bias is not None,
             PICKS=asked is not None, BLOCK=triton.next_power_of_2(columns), num_warps=_NORM_WARPS,
-            **dependent(x.device),
+            **(dependent(x.device) if begins_early else IN_TURN),
         )  # fmt: skip
     return total, out
 
