@@ -16,6 +16,7 @@ from typing import Any
 from paceline.engine.async_llm import AsyncLLM
 from paceline.errors import EngineDead, InvalidParameter, WorkerDied
 from paceline.extras import needs_ray
+from paceline.models.processors import check_threads
 from paceline.placement.tokens import TokenProfile
 from paceline.serving.cluster.plan import ClusterPlan
 from paceline.serving.cluster.ray_session import join_ray, start_ray
@@ -249,10 +250,10 @@ def start_groups(
         options: for all models, overriding their own and those of the plan, e.g. ``speculative``.
 
     Raises:
-        InvalidParameter: fewer than one CPU, a Ray that cannot be reached, or several types of devices without one.
+        InvalidParameter: fewer than one CPU or more than could help, a Ray that cannot be reached, or several types of
+            devices without one.
     """
-    if num_cpus is not None and num_cpus < 1:
-        raise InvalidParameter("num_cpus", f"{num_cpus}", "give at least 1")
+    _check_cpus(num_cpus, address)
     typed = next((group.parallel.device for group in plan.placement.groups if group.parallel.device), "")
     if typed and address is None:
         problem = f"of type {typed!r} are planned for, those of one machine are alike"
@@ -279,6 +280,17 @@ def start_groups(
         where = {"gpus": float(gpus[index]), "may_span": address is not None, "device": degrees.device}
         groups.append(RayGroup(plan.held_by(index), opener, cpus, degrees.num_devices, **where))
     return groups
+
+
+def _check_cpus(num_cpus: int | None, address: str | None) -> None:
+    """Raise InvalidParameter for fewer CPUs than one, or more than could help on this machine."""
+    if num_cpus is not None and num_cpus < 1:
+        raise InvalidParameter("num_cpus", f"{num_cpus}", "give at least 1")
+    if address is None:
+        try:
+            check_threads(num_cpus)
+        except InvalidParameter as error:
+            raise InvalidParameter("num_cpus", error.problem, "lower it, or leave it out") from None
 
 
 def _has_gpus(models: Sequence[ModelSpec], options: Mapping[str, Any]) -> bool:

@@ -96,8 +96,9 @@ async def _leaves_early(dispatcher):
 
 
 def test_a_ray_without_cpus_is_refused():
-    with pytest.raises(InvalidParameter, match="num_cpus"):
-        start_groups(plan([[1, 1, [0, 1]]]), num_cpus=0)
+    for number, remedy in ((0, "at least 1"), (10_000, "lower it, or")):
+        with pytest.raises(InvalidParameter, match=f"^num_cpus: .*{remedy}"):
+            start_groups(plan([[1, 1, [0, 1]]]), num_cpus=number)
 
 
 def test_devices_of_several_types_need_a_ray_that_has_them():
