@@ -26,7 +26,7 @@ class EchoModel:
     async def chat_tokens(self, messages, template, **ending):
         return messages[-1]["content"]
 
-    async def tokens(self, prompt, add_special_tokens):
+    async def token_ids_of(self, prompt, add_special_tokens):
         return prompt
 
     async def generate(self, prompt, params, request_id, priority, timeout, cache_salt="", joined=False):
