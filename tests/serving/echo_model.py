@@ -23,7 +23,7 @@ class EchoModel:
     def take_turns(self, turns):
         pass
 
-    async def chat_tokens(self, messages, template, **ending):
+    async def chat_prompt(self, messages, template, **ending):
         return messages[-1]["content"]
 
     async def token_ids_of(self, prompt, add_special_tokens):
