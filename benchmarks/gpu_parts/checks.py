@@ -1,5 +1,6 @@
 """Checks: kernels against references, the executor against torch's, picks against the host's, and equal texts."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -149,7 +150,33 @@ def draws(bench: Bench) -> dict[str, Any]:
         "rows": len(same),
         "same_picks": float(np.mean(same)),
         "largest_relative_difference_of_noise": float(np.max(np.abs(ours / theirs - 1))),
+        "milliseconds": _cut_draws(bench, logits, noise),
     }
+
+
+def _cut_draws(bench: Bench, logits: Any, noise: Any) -> dict[str, dict[str, float]]:
+    """Times of draws from laws that top_k and top_p cut, by rows: with a sorted vocabulary, and without."""
+    from paceline.models.cuda_executor.laws import Wide, answers_of, peaks_of
+    from paceline.sampling import Warper
+    from paceline.sampling.answered import question_about
+    from paceline.types import SamplingParams
+
+    if bench.attention != "triton":
+        return {}
+    from paceline.models.cuda_executor.kernels.cut_races import cut_race
+
+    warper, found = Warper(SamplingParams(temperature=0.8, top_k=50, top_p=0.9)), {}
+    for count in (1, 2) if bench.quick else (1, 4, 8, 16, 64):
+        asked = [question_about(warper, (), noise.key(i, "target", -1)) for i in range(count)]
+        wide = Wide.of(asked, logits.shape[1], lambda values: torch.from_numpy(values).to(bench.on))
+        kept = logits[:count]
+        peaks = peaks_of(kept)
+        with bench.current():
+            found[str(count)] = {
+                "sorted": 1e3 * bench.seconds(partial(answers_of, kept, peaks, wide)),
+                "raced": 1e3 * bench.seconds(partial(cut_race, kept, peaks, wide)),
+            }
+    return found
 
 
 def identity(bench: Bench) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from paceline.types import NamedProgress
 
 CONTEXTS = (0, 256, 512, 1024)
 """Tokens before the rows of a pass. Attention over longer ones is split into more parts, whose number is recorded."""
-_DRAWN = Question(1.0, 0.0, 0, 1.0, None, 0)
+_DRAWN, _CUT = Question(1.0, 0.0, 0, 1.0, None, 0), Question(1.0, 0.0, 50, 0.9, None, 0)
 _WHAT = "recording passes"
 
 
@@ -30,8 +30,14 @@ def warm_up(model: CausalLM, engine: Engine, progress: NamedProgress) -> None:
     for number, part in enumerate(passes):
         progress(_WHAT, number, len(passes))
         plain_pass(model, build_rows([part]), engine.cache, taps)
-    plain_pass(model, build_rows(passes[:1]), engine.cache, taps, _DRAWN)  # compiles draws
+    for question in (_DRAWN, _CUT):  # compiles draws, of one row and of as many as decode at once
+        for part in (passes[0], max(passes, key=_num_asked)):
+            plain_pass(model, build_rows([part]), engine.cache, taps, question)
     progress(_WHAT, len(passes), len(passes))
+
+
+def _num_asked(part: Part) -> int:
+    return len(part.tokens) if part.logits == "all" else 1
 
 
 def _passes(sizes: Sequence[int], most_rows: int, longest: int) -> Iterator[Part]:

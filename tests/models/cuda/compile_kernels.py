@@ -11,7 +11,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from paceline.models.cuda_executor.kernels import attention, blocks, ends, entries, lookups, products, races, verdicts
+from paceline.models.cuda_executor.kernels import (
+    attention,
+    blocks,
+    cut_races,
+    ends,
+    entries,
+    lookups,
+    products,
+    races,
+    verdicts,
+)
 
 PLACES = ("first_page", "natural_lengths", "lengths", "first_branch", "tile_rows", "tile_sizes", "flat")
 SUMS = {"mixed": "*fp32", "peaks": "*fp32", "totals": "*fp32"}
@@ -77,6 +87,8 @@ def kernels(kind: str, bytes_each: int, waits: bool):
     for has_ids in (False, True):
         yield races._race_of_chunks, race, {"HAS_IDS": has_ids, "CHUNK": races._CHUNK}, two
     yield races._race_of_rows, race, {"BLOCK": 128}, two
+    cut = race | {"edges": "*fp32", "top_p": "*fp64"}
+    yield cut_races._cut_race, cut, {"CHUNK": cut_races._CHUNK}, two | {"num_warps": cut_races._WARPS}
     tables = {"tokens": "*i32", "picks": "*i32", "table": f"*{kind}", "out": "*fp32"}
     tables |= dict.fromkeys(("columns", "first", "size"), "i32")
     yield ends._embedded, tables, {"BLOCK": 2048}, two

@@ -101,17 +101,50 @@ def test_the_kernel_draws_what_its_twin_draws():
         assert answered(logits[i : i + 1], questions[i : i + 1], race)[0] == answer
 
 
+CUTS = [
+    {"top_p": 0.9}, {"top_k": 5}, {"top_p": 0.3, "temperature": 1.3}, {"top_k": 50, "top_p": 0.9},
+    {"min_p": 0.01, "top_k": 20, "top_p": 0.8}, {"top_p": 0.05, "temperature": 2.0}, {"min_p": 0.2, "top_k": 900},
+    {}, {"temperature": 0}, {"top_k": 1000, "top_p": 0.999},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [9000, 97])
+def test_the_kernel_draws_what_is_left_of_cut_laws(size):
+    """Without sorting, among ties too: all logits of a row, those at the peak, and half of them."""
+    race = pytest.importorskip("paceline.models.cuda_executor.kernels.races").race
+    noise, rng = CounterRandomness(4), np.random.default_rng(2)
+    logits = rng.normal(0, 3, (40, size)).astype(np.float32)
+    logits[30:, ::2] = 1.0
+    logits[20:30, 10:60] = logits[20:30].max(axis=1, keepdims=True)
+    logits[10:13] = 2.5
+    warpers = [warper_of({"temperature": 0.9} | CUTS[i % len(CUTS)], text=()) for i in range(40)]
+    questions = [question_about(each, (), noise.key(i, "target", -1)) for i, each in enumerate(warpers)]
+    wide = Wide.of(questions, size, torch.from_numpy)
+    assert wide is not None and wide.is_race
+    found = answered(logits, questions, race)
+    assert found == answered(logits, questions)
+    assert [answer.pick for answer in found] == [
+        noise.draw(each.law(row), i, "target") for i, (each, row) in enumerate(zip(warpers, logits, strict=True))
+    ]
+    plain = [noise.exponentials(np.arange(size), i, "target") / np.exp((row - row.max()) / 0.9)
+             for i, row in enumerate(logits.astype(np.float64))]  # fmt: skip
+    assert sum(answer.pick != times.argmin() for answer, times in zip(found, plain, strict=True)) > 5, (
+        "none was outside"
+    )
+
+
 def test_the_kernel_draws_a_token_of_a_broken_row():
     """Between times that are not numbers a GPU's argmin may choose any place, and the interpreter's chooses none."""
     race = pytest.importorskip("paceline.models.cuda_executor.kernels.races").race
     logits = np.random.default_rng(2).normal(0, 3, (4, 5000)).astype(np.float32)
     logits[0], logits[1, 5], logits[2, 5], logits[3] = np.nan, np.nan, np.inf, -np.inf
-    questions = [question_about(warper_of({"temperature": 1.0}), (), row) for row in range(4)]
-    assert all(0 <= answer.pick < 5000 for answer in answered(logits, questions, race))
+    for cut in ({}, {"top_p": 0.9}, {"top_k": 3, "top_p": 0.5}):
+        questions = [question_about(warper_of({"temperature": 1.0} | cut), (), row) for row in range(4)]
+        assert all(0 <= answer.pick < 5000 for answer in answered(logits, questions, race))
 
 
 @pytest.mark.parametrize(
-    "values", [{"top_p": 0.9}, {"top_k": 3}, {"repetition_penalty": 1.2}, {"temperature": 0, "min_tokens": 9}]
+    "values", [{"top_k": 1025, "top_p": 0.9}, {"repetition_penalty": 1.2}, {"temperature": 0, "min_tokens": 9}]
 )
 def test_what_is_more_than_a_race_is_none(values):
     warper = warper_of({"temperature": 1.0} | values, eos_token_ids=(96,))

@@ -1,7 +1,8 @@
 """Drawing tokens of tempered laws on the device: the exponential race of `CounterRandomness.draw`, in two kernels.
 
 Noise, weights and ties are those of `laws/answers.py`, which is the reference: splitmix64 numbered by token, laws in
-float64 relative to the largest logit. Not for laws that are edited or cut by top_k or top_p.
+float64 relative to the largest logit. Not for laws that are edited, nor for those that are cut by top_k or top_p
+(`cut_races.py`).
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
@@ -12,28 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.models.cuda_executor.kernels.cut_races import cut_race, pays
+from paceline.models.cuda_executor.kernels.noise import noise
 from paceline.models.cuda_executor.laws.asked import Wide
-from paceline.models.cuda_executor.laws.noise import signed
-from paceline.sampling.randomness import INCREMENT, MULTIPLIERS
 
 _CHUNK = 2048
-_STEP, _FIRST, _SECOND = (tl.constexpr(signed(word)) for word in (INCREMENT, *MULTIPLIERS))
-
-
-@triton.jit
-def _shifted(words, PLACES: tl.constexpr):
-    """int64 words after a logical right shift."""
-    return (words.to(tl.uint64, bitcast=True) >> PLACES).to(tl.int64, bitcast=True)
-
-
-@triton.jit
-def _noise(key, token):
-    """float64: the exponential noise of tokens under a key."""
-    state = (token.to(tl.int64) + 1) * _STEP + key
-    state = (state ^ _shifted(state, 30)) * _FIRST
-    state = (state ^ _shifted(state, 27)) * _SECOND
-    bits = _shifted(state ^ _shifted(state, 31), 12)
-    return -tl.log((bits.to(tl.float64) + 0.5) * 2.220446049250313e-16)  # 2^-52
 
 
 @triton.jit
@@ -58,7 +42,7 @@ def _race_of_chunks(
     token = at
     if HAS_IDS:
         token = tl.load(ids + at, mask=inside, other=0).to(tl.int32)
-    time = _noise(tl.load(keys + own), token) / weight
+    time = noise(tl.load(keys + own), token) / weight
     time = tl.where(inside & (time == time), time, float("inf"))
     tl.store(times + own * num_chunks + chunk, tl.min(time, axis=0))
     tl.store(places + own * num_chunks + chunk, chunk * CHUNK + tl.argmin(time, axis=0))
@@ -73,8 +57,8 @@ def _race_of_rows(times, places, picks, num_chunks, BLOCK: tl.constexpr):
     tl.store(picks + own, place.to(tl.int64))
 
 
-def race(logits: Tensor, peaks: Tensor, wide: Wide) -> Tensor:
-    """[w] float64 picks of the questions of `wide`, for which `is_race` holds.
+def race(logits: Tensor, peaks: Tensor, wide: Wide) -> Tensor | None:
+    """[w] float64 picks of the questions of `wide`, for which `is_race` holds; None where sorting takes less time.
 
     Args:
         logits: [rows, vocab] float32 contiguous.
@@ -82,6 +66,8 @@ def race(logits: Tensor, peaks: Tensor, wide: Wide) -> Tensor:
     """
     own = wide.sampled
     assert own is not None
+    if own.truncates:
+        return cut_race(logits, peaks, wide) if pays(len(wide.places), logits.device) else None
     return _raced(logits, peaks, wide.places, own.temperature, own.min_p, own.keys, None).double()
 
 

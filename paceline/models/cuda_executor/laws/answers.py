@@ -13,8 +13,8 @@ from paceline.models.cuda_executor.laws.warp import edited, law_weights, ordered
 from paceline.sampling.answered import Answer, Question
 
 Table = TypeVar("Table", Tensor, np.ndarray)
-Race = Callable[[Tensor, Tensor, Wide], Tensor]
-"""(logits, peaks, a `Wide` that is a race) to its picks [w] float64."""
+Race = Callable[[Tensor, Tensor, Wide], Tensor | None]
+"""(logits, peaks, a `Wide` that is a race) to its picks [w] float64; None where another way is faster."""
 _ARGMAX, _PEAK, _PICK, _BEST = range(4)
 """Columns of the table of answers, whose first two are those of `peaks_of`; the chances of trials follow."""
 
@@ -41,10 +41,11 @@ def answers_of(logits: Tensor, peaks: Tensor, wide: Wide | None, race: Race | No
     """
     if wide is None:
         return peaks
-    if race is not None and wide.is_race:
+    picks = race(logits, peaks, wide) if race is not None and wide.is_race else None
+    if picks is not None:
         argmax = peaks[:, :1]
         table = torch.cat([peaks, argmax, argmax], dim=1)  # an index that is a list would be copied, and waited for
-        table[wide.places, _PICK] = race(logits, peaks, wide)
+        table[wide.places, _PICK] = picks
         return table
     argmax, peak = peaks[:, _ARGMAX], peaks[:, _PEAK].clone()
     pick, best, drawn = argmax.clone(), argmax.clone(), peaks.new_zeros(len(peaks), 0)

@@ -11,6 +11,8 @@ from paceline.sampling.answered import Question
 from paceline.sampling.edits import Edits
 
 Move = Callable[[np.ndarray], Tensor]
+_FEW = 1024
+"""Largest top_k that is found without sorting."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -86,6 +88,7 @@ class Sampled:
     Attributes:
         places: [s] indices into the w questions of `Wide`.
         temperature, min_p, top_k, top_p: [s, 1]. keys: [s]. truncates: whether any row uses top_k or top_p.
+        largest_k: the largest top_k; 0 where no row uses it.
         trials: one `Trials` for each position.
     """
 
@@ -96,6 +99,7 @@ class Sampled:
     top_p: Tensor
     keys: Tensor
     truncates: bool
+    largest_k: int
     trials: tuple[Trials, ...]
 
     @classmethod
@@ -115,6 +119,7 @@ class Sampled:
             column("top_p", np.float64),
             move(words([each.key for each in own])),
             any(each.top_k or each.top_p < 1 for each in own),
+            max(each.top_k for each in own),
             tuple(Trials.of(number, own, size, move) for number in range(max(len(each.trials) for each in own))),
         )  # fmt: skip
 
@@ -140,9 +145,9 @@ class Wide:
 
     @property
     def is_race(self) -> bool:
-        """Whether each pick is drawn from a law without edits, trials, top_k and top_p."""
+        """Whether each pick is drawn from a law without edits and trials, of which top_k leaves few tokens or all."""
         own = self.sampled
-        if own is None or self.edits is not None or own.truncates or own.trials:
+        if own is None or self.edits is not None or own.largest_k > _FEW or own.trials:
             return False
         return len(own.places) == len(self.places)
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from paceline.models.cuda_executor.laws.asked import RowEdits
 
-_MASS_UNIT = 2.0**40
+MASS_UNIT = 2.0**40
 """Of the mass of a nucleus: as many units as the most probable token has, so that sums are exact integers."""
 
 
@@ -43,7 +43,7 @@ def law_weights(
     edge = ordered.gather(-1, last).masked_fill(top_k == 0, -torch.inf)
     ordered = ordered.masked_fill(ordered < edge, -torch.inf)
     weights = ordered.exp()
-    units = (weights * _MASS_UNIT).round().long()
+    units = (weights * MASS_UNIT).round().long()
     before = units.cumsum(-1) - units
     inside = (before < top_p * (before[:, -1:] + units[:, -1:]).double()) | (top_p >= 1)
     return torch.zeros_like(weights).scatter_(-1, places, weights * inside)
