@@ -34,22 +34,22 @@ class Front:
     Args:
         backend: runs the requests.
         settings: limits.
+
+    Attributes:
+        gate: admits requests.
+        text: the backend if it is a `TextBackend`, else None.
     """
 
     def __init__(self, backend: Backend, settings: Settings) -> None:
         self.backend, self.settings = backend, settings
         self.gate = Gate(settings.max_running + settings.max_queue)
+        self.text = backend if isinstance(backend, TextBackend) else None
 
     def at_hand(self) -> TextBackend:
         """The backend as a `TextBackend`. Raises HttpRefusal (501) if it is none."""
         if self.text is None:
             raise HttpRefusal(501, "a cluster's models are in other processes; ask a server with one model")
         return self.text
-
-    @property
-    def text(self) -> TextBackend | None:
-        """The backend if it is a `TextBackend`, else None."""
-        return cast(TextBackend, self.backend) if hasattr(self.backend, "tokenize") else None
 
     def served_name(self, asked: str | None) -> str:
         """The model a request is for: the one it names, or the only one there is."""

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from paceline.limits import NO_LIMIT
 from paceline.types import RequestStats, SamplingParams, TokenProvenance
@@ -197,6 +197,7 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
 class TextBackend(Backend, Protocol):
     """A backend with models in this process: it runs the samples of a request together, and has their tokenizers."""
 
