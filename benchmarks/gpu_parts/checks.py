@@ -70,13 +70,15 @@ def row_invariance(bench: Bench) -> dict[str, Any]:
 
 def _blocks(bench: Bench) -> dict[str, float]:
     """Products with weights in blocks of 4 and 8 bits: errors relative to the product with the widened matrix."""
+    from paceline.models.cuda_executor.block_layers import times
+
     found = {}
     for bits in (4, 8):
         matrix = random_blocks(bench, bits, 64 if bench.quick else 1536, bench.checkpoint.config.hidden_size)
         x = _random(bench, getattr(torch, bench.dtype), 5, matrix.shape[1])
         want = x.float() @ matrix.dense().T
         with bench.current():
-            found[f"blocks_of_{bits}_bits"] = float((matrix.times(x).float() - want).norm() / want.norm())
+            found[f"blocks_of_{bits}_bits"] = float((times(matrix, x).float() - want).norm() / want.norm())
     return found
 
 
@@ -94,7 +96,7 @@ def random_blocks(bench: Bench, bits: int, outputs: int, inputs: int) -> Any:
 def model_in_blocks(bench: Bench, bits: int) -> Any:
     """A `CudaModel` of the shape that is measured, its matrices random blocks of 4 or 8 bits, made on the device."""
     from paceline.models.cuda_executor import CudaModel
-    from paceline.models.cuda_executor.block_matrix import replace_matrices
+    from paceline.models.cuda_executor.block_layers import replace_matrices
     from paceline.models.torch_executor.model import Stage
 
     def prepare(stack: Any) -> int:

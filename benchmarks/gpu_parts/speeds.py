@@ -63,6 +63,8 @@ def pass_times(bench: Bench, model: Any, counts: Sequence[int]) -> dict[int, flo
 
 def blocks(bench: Bench) -> dict[str, Any]:
     """Weights in blocks of 4 and 8 bits: products over few rows, and milliseconds of passes of the whole model."""
+    from paceline.models.cuda_executor.block_layers import times
+
     found: dict[str, Any] = {}
     outputs, inputs = (64, 64) if bench.quick else (17_920, 1536)
     for bits in (4, 8):
@@ -73,7 +75,7 @@ def blocks(bench: Bench) -> dict[str, Any]:
             def run(x: torch.Tensor = x, matrices: Any = matrices) -> None:
                 with bench.current():
                     for matrix in matrices:
-                        matrix.times(x)
+                        times(matrix, x)
 
             seconds = bench.seconds(run) / len(matrices)
             rate = matrices[0].nbytes / 1e9 / seconds

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.models.base import NORMED
-from paceline.models.cuda_executor.block_matrix import MANY, BlockEmbedding, BlockLinear, BlockMatrix
+from paceline.models.cuda_executor.block_layers import MANY, BlockEmbedding, BlockLinear, widened
+from paceline.models.cuda_executor.block_matrix import BlockMatrix
 from paceline.models.cuda_executor.kernels.ends import embedded, peaks_of, row_angles
 from paceline.models.cuda_executor.kernels.entries import gated, place_heads, rms_norm
 from paceline.models.cuda_executor.kernels.products import Weights, partials, product
@@ -186,7 +187,7 @@ class FusedHead(nn.Module):
         if self._narrows(len(x), x.dtype) or (in_blocks and len(x) <= MANY):
             out = torch.empty(len(x), weight.shape[0], device=x.device) if out is None else out
             return product(x, weight, out=out)
-        wide = weight.widened(x.dtype) if in_blocks else weight
+        wide = widened(weight, x.dtype) if in_blocks else weight
         if x.is_cuda and x.itemsize == 2:
             return torch.mm(x, wide.T, out_dtype=torch.float32)
         return functional.linear(x, wide)

@@ -21,7 +21,7 @@ from paceline.models.base import DrawnOutput, ForwardOutput, KVCache, Rows
 from paceline.models.chains import ChainDraft, Draws
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention
-from paceline.models.cuda_executor.block_matrix import put_blocks
+from paceline.models.cuda_executor.block_layers import put_blocks
 from paceline.models.cuda_executor.fetch import Fetch, Send
 from paceline.models.cuda_executor.foreseen import Follow, Foreseen, Told
 from paceline.models.cuda_executor.graphs import GraphCapture, Outputs, on_device

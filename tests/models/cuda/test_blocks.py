@@ -10,7 +10,8 @@ from paceline.engine.build import load_executor, silent  # noqa: E402
 from paceline.errors import InvalidParameter  # noqa: E402
 from paceline.models.checkpoint import StoredBlocks  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
-from paceline.models.cuda_executor.block_matrix import BlockMatrix, put_blocks  # noqa: E402
+from paceline.models.cuda_executor.block_layers import put_blocks, times  # noqa: E402
+from paceline.models.cuda_executor.block_matrix import BlockMatrix  # noqa: E402
 from paceline.models.gguf_file import GGUFCheckpoint  # noqa: E402
 from paceline.models.gguf_header import BLOCKS  # noqa: E402
 from paceline.models.numba_executor.blocks.formats import FORMATS  # noqa: E402
@@ -49,7 +50,7 @@ def test_the_kernel_multiplies_as_its_twin(name):
     matrix, _ = matrix_of(name, 40, 256)
     make = torch.Generator().manual_seed(0)
     x, bias = torch.randn(18, 256, generator=make), torch.randn(40, generator=make)
-    found, want = product(x, matrix, bias), matrix.times(x, bias)
+    found, want = product(x, matrix, bias), times(matrix, x, bias)
     torch.testing.assert_close(found, want, atol=1e-4, rtol=1e-5)
     for rows in (slice(0, 1), slice(16, 18)):
         assert torch.equal(product(x[rows], matrix, bias), found[rows])
@@ -137,7 +138,7 @@ def test_a_gpu_without_triton_is_refused_before_anything_is_loaded(tmp_path, mon
     plain = RandomCheckpoint(small_config())
     storage = {gguf_name(plain.config, "model.embed_tokens.weight"): "Q8_0"}
     checkpoint = GGUFCheckpoint(as_gguf(tmp_path / "blocks.gguf", plain, storage=storage))
-    monkeypatch.setattr("paceline.models.cuda_executor.block_matrix.find_spec", lambda name: None)
+    monkeypatch.setattr("paceline.models.cuda_executor.block_layers.find_spec", lambda name: None)
     with pytest.raises(InvalidParameter, match="needs triton"):
         put_blocks(torch.nn.Module(), checkpoint, torch.device("cuda"), torch.bfloat16, in_one_order=False)
 
