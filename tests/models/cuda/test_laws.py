@@ -102,8 +102,8 @@ def test_the_kernel_draws_what_its_twin_draws():
 
 
 CUTS = [
-    {"top_p": 0.9}, {"top_k": 5}, {"top_p": 0.3, "temperature": 1.3}, {"top_k": 50, "top_p": 0.9},
-    {"min_p": 0.01, "top_k": 20, "top_p": 0.8}, {"top_p": 0.05, "temperature": 2.0}, {"min_p": 0.2, "top_k": 900},
+    {"top_p": 0.9}, {"top_k": 5}, {"top_p": 0.6, "temperature": 1.3}, {"top_k": 50, "top_p": 0.9},
+    {"min_p": 0.01, "top_k": 20, "top_p": 0.8}, {"top_p": 0.5, "temperature": 2.0}, {"min_p": 0.2, "top_k": 900},
     {}, {"temperature": 0}, {"top_k": 1000, "top_p": 0.999},
 ]  # fmt: skip
 
@@ -144,7 +144,8 @@ def test_the_kernel_draws_a_token_of_a_broken_row():
 
 
 @pytest.mark.parametrize(
-    "values", [{"top_k": 1025, "top_p": 0.9}, {"repetition_penalty": 1.2}, {"temperature": 0, "min_tokens": 9}]
+    "values",
+    [{"top_k": 1025, "top_p": 0.9}, {"top_p": 0.49}, {"repetition_penalty": 1.2}, {"temperature": 0, "min_tokens": 9}],
 )
 def test_what_is_more_than_a_race_is_none(values):
     warper = warper_of({"temperature": 1.0} | values, eos_token_ids=(96,))

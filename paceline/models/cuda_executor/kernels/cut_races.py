@@ -3,7 +3,7 @@
 The winner of the race over all tokens also wins it among those that a cut leaves, if it is one of them; otherwise the
 next one may. Whether a token is in the nucleus follows from the mass of the tokens before it. The winner is drawn from
 the law before the cut, so with top_p = 0.9 nine in ten are inside, and few rows need a second look. top_k is a limit of
-logits, found beforehand.
+logits, found beforehand. Small top_p are sorted (`Wide.is_race`), or many winners would be looked at.
 
 Weights, masses and ties are those of `laws/warp.py`, which is the reference. Not for laws that are edited, nor for a
 large top_k: `laws/answers.py` sorts there.

@@ -11,8 +11,9 @@ from paceline.sampling.answered import Question
 from paceline.sampling.edits import Edits
 
 Move = Callable[[np.ndarray], Tensor]
-_FEW = 1024
-"""Largest top_k that is found without sorting."""
+_FEW, _HALF = 1024, 0.5
+"""Largest top_k and smallest top_p for draws without sorting: each token that a race gives is outside a nucleus with
+probability 1 - top_p, and then another one is looked for."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -88,7 +89,7 @@ class Sampled:
     Attributes:
         places: [s] indices into the w questions of `Wide`.
         temperature, min_p, top_k, top_p: [s, 1]. keys: [s]. truncates: whether any row uses top_k or top_p.
-        largest_k: the largest top_k; 0 where no row uses it.
+        largest_k, smallest_p: the largest top_k and the smallest top_p; 0 and 1 where no row uses them.
         trials: one `Trials` for each position.
     """
 
@@ -100,6 +101,7 @@ class Sampled:
     keys: Tensor
     truncates: bool
     largest_k: int
+    smallest_p: float
     trials: tuple[Trials, ...]
 
     @classmethod
@@ -120,6 +122,7 @@ class Sampled:
             move(words([each.key for each in own])),
             any(each.top_k or each.top_p < 1 for each in own),
             max(each.top_k for each in own),
+            min(each.top_p for each in own),
             tuple(Trials.of(number, own, size, move) for number in range(max(len(each.trials) for each in own))),
         )  # fmt: skip
 
@@ -145,11 +148,12 @@ class Wide:
 
     @property
     def is_race(self) -> bool:
-        """Whether each pick is drawn from a law without edits and trials, of which top_k leaves few tokens or all."""
+        """Whether each pick is drawn from a law without edits and trials, of which top_k leaves few tokens or all, and
+        top_p most of the mass."""
         own = self.sampled
-        if own is None or self.edits is not None or own.largest_k > _FEW or own.trials:
+        if own is None or self.edits is not None or own.trials:
             return False
-        return len(own.places) == len(self.places)
+        return len(own.places) == len(self.places) and own.largest_k <= _FEW and own.smallest_p >= _HALF
 
     @classmethod
     def of(cls, questions: Sequence[Question | None], size: int, move: Move) -> "Wide | None":
