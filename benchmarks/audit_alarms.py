@@ -43,8 +43,7 @@ def main() -> None:
     target, deadline = load_random(0), time.monotonic() + 60 * args.minutes
     config = EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none")
     with patch.object(build, "load", lambda name, config, progress: load_random(int(name.removeprefix("random-")))):
-        plain = LLM.__new__(LLM)
-        plain._set_up(target, config, None, lambda *_: None)
+        plain = LLM.from_loaded(target, config)
         for number in range(len(done), args.audits):
             if time.monotonic() > deadline:
                 break
