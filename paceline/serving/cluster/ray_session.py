@@ -89,7 +89,10 @@ def stop_ray() -> None:
 
 @contextmanager
 def _interrupted_afterwards() -> Iterator[None]:
-    """Hold back Ctrl-C until the end: interrupted while it connects, Ray crashes this process when it is shut down."""
+    """Hold back Ctrl-C until the end: interrupted while it connects, Ray crashes this process when it is shut down.
+
+    What it then does is what it did before: a program that was started with Ctrl-C ignored goes on.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -100,7 +103,7 @@ def _interrupted_afterwards() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before)
     if came:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
 
 def _check_listening(address: str) -> None:

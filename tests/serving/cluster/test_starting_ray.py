@@ -18,14 +18,28 @@ def init(**_):
     done.append("connected")
 
 ray_session.ray.init = init
+ray_session.ray.cluster_resources = dict
 try:
     ray_session.start_ray(1)
 except KeyboardInterrupt:
     print("interrupted", *done)
+else:
+    print("went on", *done)
 """
+IGNORING = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+"""As a shell starts what its script puts into the background."""
 
 
 def test_ctrl_c_waits_until_ray_is_connected():
     """Else Ray crashes the process when it is shut down."""
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.split() == ["interrupted", "connected"], done.stderr
+    assert said(INTERRUPTED) == "interrupted connected"
+
+
+def test_a_start_that_ignores_ctrl_c_goes_on():
+    assert said(IGNORING + INTERRUPTED) == "went on connected"
+
+
+def said(program):
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert not done.returncode, done.stderr
+    return done.stdout.strip()
