@@ -7,6 +7,7 @@ The thread whose outputs are missing runs the next step, for all. Not for asynci
 import itertools
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from paceline.engine.engine import Engine
@@ -52,6 +53,8 @@ class Calls:
         self.engine, self._loaded, self._turn = engine, loaded, turn
         self._numbers = itertools.count()
         self._inboxes: dict[str, Inbox] = {}
+        self._forgotten: deque[str] = deque()
+        self._is_used = False
 
     def __len__(self) -> int:
         """Requests whose outputs somebody will read."""
@@ -60,18 +63,22 @@ class Calls:
     def add(self, token_ids: list[int], params: SamplingParams, inbox: Inbox, **how: Any) -> str:
         """Give the engine a request whose outputs go to `inbox`; its id. `how` as in `Engine.add_request`."""
         request_id = str(next(self._numbers))
-        with self._turn:
+        with self._using():
             self._loaded.check_open()
             self.engine.add_request(request_id, token_ids, params, **how)
             self._inboxes[request_id] = inbox
         return request_id
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Abort those of the requests that have not finished."""
+        """Abort those of the requests that have not finished.
+
+        A stream that nobody holds any more may be closed by a thread in the middle of a step: its request is aborted
+        after that.
+        """
         with self._turn:
-            for request_id in request_ids:
-                self.engine.abort(request_id)
-                self._inboxes.pop(request_id, None)
+            self._forgotten.extend(request_ids)
+            if not self._is_used:
+                self._abort_forgotten()
 
     def finished(self, inbox: Inbox, count: int) -> Iterator[RequestOutput]:
         """The outputs of the `count` requests of an inbox, as they finish."""
@@ -103,7 +110,7 @@ class Calls:
     def _outputs(self, inbox: Inbox) -> Iterator[StepOutput]:
         """What arrives in an inbox, without end; steps of the engine are run as long as it is empty."""
         while True:
-            with self._turn:
+            with self._using():
                 if not inbox:
                     self._loaded.check_open()
                     for output in self.engine.step():
@@ -112,3 +119,21 @@ class Calls:
                             own.append(output)
             while inbox:
                 yield inbox.popleft()
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """Have the engine alone, and abort at the end what was forgotten meanwhile."""
+        with self._turn:
+            self._is_used = True
+            try:
+                yield
+            finally:
+                self._abort_forgotten()
+
+    def _abort_forgotten(self) -> None:
+        self._is_used = True  # what is forgotten meanwhile is aborted here, too
+        while self._forgotten:
+            request_id = self._forgotten.popleft()
+            self.engine.abort(request_id)
+            self._inboxes.pop(request_id, None)
+        self._is_used = False

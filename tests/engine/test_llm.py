@@ -1,5 +1,6 @@
 """`LLM`: many prompts at once, their order, options per prompt, and the bar that shows them."""
 
+import gc
 import inspect
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -51,6 +52,25 @@ def test_a_timeout_covers_what_still_waits(llm):
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     outputs = llm.generate(PROMPTS * 40, params, timeout=0.05)
     assert {output.finish_reason for output in outputs} == {"timeout"}
+    assert not llm.engine.has_unfinished_requests
+
+
+def test_a_stream_may_be_collected_in_the_middle_of_a_step(llm, monkeypatch):
+    """Its request is in the pass that is being prepared, with those of others."""
+    plain = llm.generate(PROMPTS, SHORT)
+    schedule = llm.engine.scheduler.schedule
+
+    def collecting(now):
+        plan = schedule(now)
+        gc.collect()
+        return plan
+
+    held = [llm.stream("abc")]
+    held.append(held)
+    del held
+    monkeypatch.setattr(llm.engine.scheduler, "schedule", collecting)
+    outputs = llm.generate(PROMPTS, SHORT)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
     assert not llm.engine.has_unfinished_requests
 
 
