@@ -289,12 +289,20 @@ def predicted(tokenizer: Tokenizer, params: SamplingParams) -> Prediction | None
 
 
 def spellings(tokenizer: Tokenizer, word: str) -> list[list[int]]:
-    """Token ids of `word` as it is, at the beginning of a text and after a space; all are forbidden. White space alone
-    is forbidden as it is."""
+    """Token ids of `word` at the beginning of a text and after a space, and as it is where it begins with white space;
+    all are forbidden."""
     bare = word.lstrip()
-    texts = (bare, " " + bare, word) if bare else (word,)
+    texts = (bare, " " + bare) if bare else ()
     options = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    if word != bare:
+        options.append(_within_text(tokenizer, word))
     return [ids for i, ids in enumerate(options) if ids and ids not in options[:i]]
+
+
+def _within_text(tokenizer: Tokenizer, word: str) -> list[int]:
+    """Token ids of `word` after other text: before what begins one, some tokenizers put a space."""
+    before, whole, alone = [tokenizer.encode(text, add_special_tokens=False) for text in ("a", "a" + word, word)]
+    return whole[len(before) :] if whole[: len(before)] == before else alone
 
 
 def _count(levels: list[int], depth: int) -> None:

@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 
 from paceline.engine.live import spellings
 from paceline.engine.text import TextStream
+from paceline.models.tokenizer import Tokenizer
 from tests.fakes import ByteTokenizer
+from tests.models.vocabularies import sentencepiece_gguf
 
 AB = st.text("ab", min_size=1, max_size=4)
 
@@ -66,3 +68,13 @@ def test_bad_words_are_forbidden_in_every_spelling():
     spelled = {word: spellings(ByteTokenizer(), word) for word in ("ab", " ab", "\nab", "\n", "  ")}
     ab = [[97, 98], [32, 97, 98]]
     assert spelled == {"ab": ab, " ab": ab, "\nab": [*ab, [10, 97, 98]], "\n": [[10]], "  ": [[32, 32]]}
+
+
+def test_white_space_is_forbidden_where_a_tokenizer_puts_a_space_before_every_text():
+    """It stands inside a text, where that space is not."""
+    vocabulary = sentencepiece_gguf()
+    names, tokenizer = vocabulary["tokenizer.ggml.tokens"], Tokenizer.from_gguf(vocabulary)
+    told = {word: [[names[i] for i in ids] for ids in spellings(tokenizer, word)] for word in ("\n", " ", "\ncat")}
+    assert told["\n"] == [["<0x0A>"]]
+    assert told[" "] == [["▁"]]
+    assert told["\ncat"][-1] == ["<0x0A>", "cat"]
