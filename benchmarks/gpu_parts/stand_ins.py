@@ -130,8 +130,7 @@ def make_lookups() -> Any:
     from paceline.speculation import DrafterTraits
 
     class Lookups(BaseDrafter):
-        name, traits = "lookups", DrafterTraits(deterministic=True)
-        prompt_lookup = 3, 1, False
+        name, traits = "lookups", DrafterTraits(deterministic=True, prompt_lookup=(3, 1, False))
 
         def propose(self, contexts: Any) -> list[TokenTree]:
             return [TokenTree.chain(_repeated(list(each.token_ids))[: each.longest]) for each in contexts]

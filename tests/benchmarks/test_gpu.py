@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 pytest.importorskip("torch")
 
 import gpu
-from gpu_parts.stand_ins import RandomWeights, qwen_config
+from gpu_parts.bench import Bench
+from gpu_parts.stand_ins import RandomWeights, make_lookups, qwen_config
 
 OTHERS = [name for name in gpu.PARTS if name not in ("transformers", "real")]
 
@@ -33,6 +35,11 @@ def test_what_must_hold_holds_on_a_cpu(report):
     assert parts["identity"]["deterministic"]["same"] == parts["identity"]["deterministic"]["texts"]
     assert parts["identity"]["deterministic"]["drafted"] > 0
     assert all(targets[name] for name in targets if name.startswith(("parity", "same argmax", "deterministic")))
+
+
+def test_the_stand_in_for_lookups_lets_the_device_make_them():
+    bench = Bench("cpu", quick=True, deadline=inf)
+    assert bench.engine(bench.model, 4, drafter=make_lookups()).cache.lookups is not None
 
 
 def test_a_model_that_people_use_must_be_named():
