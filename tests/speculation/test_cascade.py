@@ -191,6 +191,19 @@ def test_requests_own_drafts_are_in_no_phase():
     assert {length for phase, length in run(policy, speed, 60) if phase == "set"} == {2, 3}
 
 
+def test_one_request_that_drafts_for_itself_keeps_nobody_from_drafts():
+    """As one whose grammar forces tokens in every step, among others."""
+    policy, speed = Cascade(), utility(0.8, 0.35)
+    own = RequestOutcome("own", num_new=5000, num_draft_tokens=4, is_own=True)
+    seen = set()
+    for _ in range(60):
+        (length,) = policy.budgets([DraftStats()], BatchStats(8))
+        seen |= {length} if policy.phase == "set" else set()
+        others = [RequestOutcome(str(i), num_new=1000, num_draft_tokens=length) for i in range(7)]
+        policy.observe(StepOutcome([own, *others], seconds=StepSeconds(verifying=1000 / speed(length))))
+    assert seen == {2, 3}
+
+
 def test_without_drafts_to_try_it_drafts_nothing():
     assert Cascade(max_length=0).budgets([DraftStats()], BatchStats()) == [0]
 

@@ -78,15 +78,16 @@ class Cascade(LengthPolicy):
         return [min(self._length, self._max_length)] * len(requests)
 
     def observe(self, step: StepOutcome) -> None:
-        """Count a step without prefill rows and requests' own drafts, which no phase decides; start the next phase or
-        trial when this one's steps are done."""
-        if not step.only_decodes or not step.requests or any([one.is_own for one in step.requests]):
+        """Count a step without prefill rows, by the requests that did not draft for themselves, as no phase decides on
+        those drafts; start the next phase or trial when this one's steps are done."""
+        counts = [one.num_new for one in step.requests if not one.is_own]
+        if not step.only_decodes or not counts:
             return
         size_class = step.num_decodes.bit_length()
         if size_class != self._size_class:
             self._size_class = size_class
             self._begin("base", 0, self._base_steps)
-        self._tokens += step.num_tokens / step.num_decodes
+        self._tokens += sum(counts) / len(counts)
         self._seconds += step.seconds.total
         self._steps_left -= 1
         self._since_base += 1
