@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from paceline.cli import theory_intensity
 from paceline.cli.terminal import output, show_table
 from paceline.cli.theory_long_context import EXAMPLES, long_context
-from paceline.cli.theory_output import AsJson, check_most, examples, print_json, print_table, usage_errors
+from paceline.cli.theory_output import MOST_LEVELS, AsJson, check_most, examples, print_json, print_table, usage_errors
 from paceline.errors import InvalidParameter
 from paceline.theory.acceptance import acceptance_rate_for, expected_tokens
 from paceline.theory.checks import check_cost
@@ -32,7 +32,6 @@ from paceline.theory.distributed_draft import (
 from paceline.theory.grid import Grid
 from paceline.theory.plots import draw
 from paceline.theory.speedup import (
-    MAX_LENGTH,
     best_measured_length,
     measured_speedup,
     oracle_speedup,
@@ -229,7 +228,7 @@ def _named(name: str, known: dict[str, Built]) -> Built:
 
 def _grid(alpha: list[float] | None, cost_ratio: list[float] | None, max_length: int) -> Grid:
     """The grid of the options given; what is left out keeps the grid's own default."""
-    check_most("max_length", max_length, MAX_LENGTH)
+    check_most("max_length", max_length, MOST_LEVELS)
     given: dict[str, Any] = {"alphas": alpha, "cost_ratios": cost_ratio}
     return Grid(max_length=max_length, **{key: tuple(value) for key, value in given.items() if value})
 

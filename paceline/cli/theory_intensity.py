@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from paceline.cli.theory_output import (
-    MOST_REQUESTS,
     AsJson,
     check_most,
     examples,
@@ -35,7 +34,8 @@ EXAMPLES = examples(
 )
 
 _NUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_LONGEST_CHUNK = 1 << 20
+_MOST_ROWS = 1 << 20
+"""Most rows of a pass that are computed one by one, in ten seconds."""
 
 
 def intensity(
@@ -57,8 +57,8 @@ def intensity(
     """
     with usage_errors():
         check_count("chunk", chunk, least=1)
-        check_most("chunk", chunk, _LONGEST_CHUNK)
-        check_most("rows", max(rows or _NUM_ROWS), MOST_REQUESTS)
+        check_most("chunk", chunk, _MOST_ROWS)
+        check_most("rows", max(rows or _NUM_ROWS), _MOST_ROWS)
         shape, machine = Shape(hidden_size, layers, queries_per_key), Machine(bandwidth, peak)
         table = intensity_table(shape, sorted(rows or _NUM_ROWS), chunk, context)
         alone, decodes = saturating_chunk(shape, machine), saturating_decodes(shape, machine, context)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.theory_output import (
+    MOST_LEVELS,
     MOST_REQUESTS,
     AsJson,
     check_most,
@@ -16,7 +17,6 @@ from paceline.cli.theory_output import (
 )
 from paceline.theory.checks import check_count
 from paceline.theory.long_context import Machine, Shape, batch_gain, gains_table
-from paceline.theory.speedup import MAX_LENGTH
 
 EXAMPLES = examples(
     "long-context",
@@ -58,7 +58,7 @@ def long_context(
     with usage_errors():
         check_count("requests", requests, 1)
         check_most("requests", requests, MOST_REQUESTS)
-        check_most("max_length", max_length, MAX_LENGTH)
+        check_most("max_length", max_length, MOST_LEVELS)
         target = Shape(hidden_size, layers, queries_per_key)
         draft_depth = layers if draft_layers is None else draft_layers
         draft = Shape(hidden_size, draft_depth, queries_per_key, window, shared_memory)

@@ -15,8 +15,10 @@ from paceline.theory.tables import Table
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
-MOST_REQUESTS = 1 << 14
-"""Most requests of a batch, or rows of a pass, that a command computes one by one."""
+MOST_REQUESTS = 1 << 17
+"""Most requests of a batch that a command computes one by one, in half a minute."""
+MOST_LEVELS = 1024
+"""Longest draft of a table, which takes a quarter of a minute."""
 
 
 def examples(*commands: str) -> str:
