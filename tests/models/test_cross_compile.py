@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from llvmlite import ir
 
 from paceline.models.numba_executor import isa
+from paceline.models.numba_executor import vector as v
 
 ARM, X86 = "aarch64-unknown-linux-gnu", "x86_64-unknown-linux-gnu"
 ROOT = Path(__file__).parents[2]
@@ -59,3 +61,16 @@ def test_whole_passes_build_for_arm():
 )  # fmt: skip
 def test_features_that_a_processors_name_stands_for(machine, processor, features):
     assert isa._implied(machine, processor) == features
+
+
+@pytest.mark.parametrize(("processor", "past"), [("znver5", True), ("znver4", False), ("sapphirerapids", False)])
+def test_weights_are_read_past_the_second_cache_where_that_was_faster(processor, past, monkeypatch):
+    monkeypatch.setattr(v.cpu_target.target_context.codegen(), "_get_host_cpu_name", lambda: processor)
+    assert isa.reads_past_second_cache(v.cpu_target.target_context) == past
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer()]), "f")
+    builder = ir.IRBuilder(function.append_basic_block())
+    for once in (True, False):
+        v.prefetch_ir(builder, function.args[0], once)
+    first, second = (call.args[2].constant for call in function.blocks[0].instructions)
+    assert (first == 0, second) == (past, 2)

@@ -14,9 +14,10 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic, models, register_model
 
-from paceline.models.numba_executor import halves
+from paceline.models.numba_executor import halves, isa
 
 LANES = 16
 CACHE_LINE = 64
@@ -99,8 +100,10 @@ def prefetch_ir(builder: ir.IRBuilder, pointer: ir.Value, once: bool = False) ->
     """Prefetch the cache line at `pointer`, which need not be mapped, for reading.
 
     Args:
-        once: it is read once, soon: only the first-level cache gets it. Otherwise the second-level cache does.
+        once: it is read once, soon: only the first-level cache gets it, where that is faster. Otherwise the
+            second-level cache does.
     """
+    once = once and isa.reads_past_second_cache(cpu_target.target_context)
     byte = builder.bitcast(pointer, ir.IntType(8).as_pointer())
     kind = ir.FunctionType(ir.VoidType(), [byte.type, _I32, _I32, _I32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
