@@ -1,13 +1,15 @@
 """Where cost profiles are stored, and how the profile of a model is found.
 
-A profile is valid for given weights, dtype, executor, threads and machine; the file's name is a hash of all of these.
-Not for measuring (`evaluation/tune.py`).
+A profile is valid for given weights, dtype, executor and its code, threads and machine; the file's name is a hash of
+all of these. Not for measuring (`evaluation/tune.py`).
 """
 
 import hashlib
+import inspect
 import os
 import platform
 import re
+from functools import cache
 from pathlib import Path
 
 from paceline.config import EngineConfig
@@ -23,8 +25,18 @@ def profile_path(loaded: LoadedModel, dtype: str) -> Path:
     """The path of the profile of `loaded` in the cache folder; the file need not exist."""
     dtype = dtype_of(loaded, dtype)
     model, fingerprint = loaded.model, loaded.source.checkpoint.fingerprint
-    key = f"{machine()}|{executor_name(model)}|{num_threads(model)}|{dtype}|{fingerprint}"
+    folder = Path(inspect.getfile(type(model))).parent
+    key = f"{machine()}|{executor_name(model)}|{code_digest(folder)}|{num_threads(model)}|{dtype}|{fingerprint}"
     return cache_dir() / "profiles" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+
+
+@cache
+def code_digest(folder: Path) -> str:
+    """A digest of the Python files below `folder`: passes of an executor whose code has changed may cost otherwise."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def cached_profile(loaded: LoadedModel, config: EngineConfig) -> Profile | None:

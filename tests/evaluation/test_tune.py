@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.config import EngineConfig
 from paceline.engine import build, profiles
-from paceline.engine.profiles import cached_profile, find_profile, profile_path
+from paceline.engine.profiles import cached_profile, code_digest, find_profile, profile_path
 from paceline.errors import InvalidParameter
 from paceline.evaluation.tune import TunePlan, measure, profile_model
 from paceline.scheduling.profile import Profile
@@ -120,3 +120,16 @@ def test_a_damaged_profile_in_the_cache_is_removed(tiny):
     path.write_bytes(bytes(100))
     assert cached_profile(tiny, CONFIG) is None
     assert not path.exists()
+
+
+def test_a_profile_of_older_code_is_not_taken(tiny, tmp_path, monkeypatch):
+    """Its passes may cost otherwise now, and drafts of a length that pays with those prices may not."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    before = profile_path(tiny, "float32")
+    assert profile_path(tiny, "float32") == before
+    monkeypatch.setattr("paceline.engine.profiles.code_digest", lambda folder: "other")
+    assert profile_path(tiny, "float32") != before
+    (tmp_path / "a.py").write_text("one")
+    digest = code_digest.__wrapped__(tmp_path)
+    (tmp_path / "a.py").write_text("two")
+    assert code_digest.__wrapped__(tmp_path) != digest
