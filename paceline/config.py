@@ -56,8 +56,7 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         number = self.num_draft_tokens
-        whole = is_whole(number)
-        if number is not None and not (whole and int(number) >= 0):
+        if number is not None and not (is_whole(number) and int(number) >= 0):
             problem = f"{number!r} is not a whole number of 0 or more"
             raise InvalidParameter("num_draft_tokens", problem, "use 0 to switch drafting off")
         for name, kinds in (("method", str), ("rule", str), ("model", str | PathLike | None)):
@@ -167,8 +166,7 @@ class EngineConfig:
         for name in ("num_threads", "tensor_parallel_size", "pipeline_parallel_size", "max_model_len", "max_num_seqs",
                      "max_num_batched_tokens", "kv_cache_memory_bytes"):  # fmt: skip
             value = getattr(self, name)
-            whole = is_whole(value)
-            if value is not None and not (whole and int(value) >= 1):
+            if value is not None and not (is_whole(value) and int(value) >= 1):
                 raise InvalidParameter(
                     name, f"{value!r} is not a whole number of 1 or more", "change it, or leave it out"
                 )

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import isfinite
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +10,7 @@ from rich.table import Table as RichTable
 
 from paceline.cli.terminal import output, show_table
 from paceline.errors import InvalidParameter, PacelineError
+from paceline.theory.json_values import finite
 from paceline.theory.tables import Table
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -43,15 +43,7 @@ def check_most(field: str, value: int, most: int) -> None:
 
 def print_json(value: Any) -> None:
     """`value` as JSON on standard output. JSON has no infinity: null stands for it."""
-    typer.echo(json.dumps(_finite(value)))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
+    typer.echo(json.dumps(finite(value)))
 
 
 def print_table(table: Table) -> None:

@@ -17,6 +17,7 @@ from paceline.errors import InvalidParameter
 from paceline.models.base import CausalLM
 from paceline.models.cache_dir import cache_dir
 from paceline.models.dtypes import AUTO
+from paceline.models.intact import digest_of
 from paceline.models.loaded import LoadedModel
 from paceline.scheduling.profile import Profile
 
@@ -33,10 +34,7 @@ def profile_path(loaded: LoadedModel, dtype: str) -> Path:
 @cache
 def code_digest(folder: Path) -> str:
     """A digest of the Python files below `folder`: passes of an executor whose code has changed may cost otherwise."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return digest_of(sorted(folder.rglob("*.py")))
 
 
 def cached_profile(loaded: LoadedModel, config: EngineConfig) -> Profile | None:

@@ -8,7 +8,7 @@ It does not detect memory errors while the machine runs. Not for repair: callers
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -73,6 +73,14 @@ def file_digest(path: Path) -> str:
     with path.open("rb") as file:
         while piece := file.read(_CHUNK):
             digest.update(piece)
+    return digest.hexdigest()
+
+
+def digest_of(paths: Iterable[Path]) -> str:
+    """SHA-256 of the contents of small files, one after another, in hexadecimal."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

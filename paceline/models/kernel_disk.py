@@ -31,6 +31,7 @@ from numba.core.caching import FunctionCache
 from numba.core.serialize import dumps
 
 from paceline.models.cache_dir import cache_dir
+from paceline.models.intact import digest_of
 
 Compiled = TypeVar("Compiled")
 _NAMES = uuid.uuid4().int >> 80
@@ -120,8 +121,5 @@ def _write(path: Path, data: bytes) -> None:
 
 def keep_on_disk(function: Compiled, sources: Sequence[Path]) -> Compiled:
     """`function`, made by ``njit``, with its machine code cached on disk until one of the `sources` changes."""
-    digest = hashlib.sha256()
-    for source in sources:
-        digest.update(source.read_bytes())
-    function._cache = _KernelCache(function.py_func, digest.hexdigest())
+    function._cache = _KernelCache(function.py_func, digest_of(sources))
     return function

@@ -1,7 +1,6 @@
 """`explain`: every part of the answer for one placement, put together."""
 
 from dataclasses import asdict, dataclass
-from math import isfinite
 from typing import Any
 
 from paceline.placement.case import Case
@@ -12,6 +11,7 @@ from paceline.placement.explain.losses import ModelLoss, model_losses
 from paceline.placement.placement import Placement
 from paceline.placement.simulator import Evaluator
 from paceline.placement.simulator.token_evaluator import TokenEvaluator
+from paceline.theory.json_values import finite
 from paceline.types import Progress
 
 
@@ -35,7 +35,7 @@ class Explanation:
 
     def to_record(self) -> dict[str, Any]:
         """For JSON: nested lists and mappings; what is infinite or undefined is None."""
-        return _plain(asdict(self))
+        return finite(asdict(self))
 
 
 def explain(case: Case, placement: Placement, progress: Progress | None = None) -> Explanation:
@@ -84,11 +84,3 @@ def _explain_generated(evaluator: TokenEvaluator, placement: Placement, progress
             progress(done, total)
 
     return Explanation((), (), (), (), interference(evaluator, placement, result, step))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not isfinite(value) else value

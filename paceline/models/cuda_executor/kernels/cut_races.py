@@ -99,7 +99,7 @@ def _cut_race(
 
 @cache
 def _has_doubles(device: torch.device) -> bool:
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) in _DOUBLES
+    return torch.cuda.get_device_capability(device) in _DOUBLES
 
 
 def pays(num_rows: int, device: torch.device) -> bool:
