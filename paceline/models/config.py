@@ -10,26 +10,22 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from paceline.models.experts import Experts, experts_from_gguf, experts_from_hf
-from paceline.models.families import (
-    FAMILIES,
-    MOST_LAYERS,
-    Family,
-    family_of_gguf,
-    unknown_architecture,
-)
+from paceline.models.families import FAMILIES, family_of_gguf, unknown_architecture
+from paceline.models.family import MOST_LAYERS, Family
 from paceline.models.fields import LARGEST, Fields, refuse, shown
 from paceline.models.rope import DEFAULT_THETA, rope_from_gguf, rope_from_hf
+from paceline.models.windows import windows_from_gguf, windows_from_hf
 
 SUPPORTED_MODEL_TYPES = tuple(FAMILIES)
 """transformers' ``model_type`` of every family that can be run; GGUF calls mistral and mixtral ``llama``."""
 
-_SLIDING = "sliding_attention"
 _MOST_EOS = 64
 _ENDS = frozenset(
     ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
 )
 """Tokens that end a turn or a text in every vocabulary that has them, as in llama.cpp. Many GGUF files name only one
 end token; Gemma's name that of a text, which no answer of a chat reaches."""
+_RMS_EPSILON = "attention.layer_norm_rms_epsilon"
 _WIDEST_HEAD = 1 << 16
 """Largest head dimension; bounds the rotary tables, which are made before weights are read. Models have up to 256."""
 
@@ -139,10 +135,7 @@ class ModelConfig:
         Raises:
             UnsupportedModel: naming the key, when the architecture or one of its settings is not implemented.
         """
-        architecture = metadata.get("general.architecture")
-        has_experts = bool(metadata.get(f"{architecture}.expert_count"))
-        family = family_of_gguf(architecture, has_experts)
-        return _from_gguf(family, metadata, shapes, rope_factors)
+        return _from_gguf(family_of_gguf(metadata), metadata, shapes, rope_factors)
 
     @property
     def is_gated(self) -> bool:
@@ -194,43 +187,10 @@ def _from_hf(family: Family, values: Mapping[str, Any]) -> ModelConfig:
     own |= family.parts(fields)
     if own.get("position_embedding") != "learned":
         own |= rope_from_hf(fields, head_dim, longest)
-    own["windows"] = _windows_from_hf(family, fields, layers, own["max_position_embeddings"])
+    own |= windows_from_hf(family, fields, layers, own["max_position_embeddings"])
     if own.get("rotary_dim") and not family.turns_part:
         raise refuse("partial_rotary_factor", f"{family.model_type} turns whole heads")
     return ModelConfig(**own)
-
-
-def _windows_from_hf(family: Family, fields: Fields, layers: int, longest: int) -> tuple[int, ...]:
-    """`ModelConfig.windows` of a ``config.json``."""
-    window = fields.whole("sliding_window", 0, least=0)
-    asked = not family.window_asked or fields.flag("use_sliding_window", False)
-    if family.window == "none" or not window or not asked or (window >= longest and not family.window_every):
-        return ()
-    if family.window == "all":
-        return (window,) * layers
-    kinds = fields.list("layer_types", str, MOST_LAYERS)
-    if not kinds and family.window == "listed":
-        raise refuse("layer_types", "missing, though use_sliding_window asks for windows in some layers")
-    if not kinds:
-        every = fields.whole("sliding_window_pattern", family.window_every or 1)
-        first = fields.whole("max_window_layers", 0, least=0)
-        return _every(window, layers, every if family.window_every else 0, first)
-    if len(kinds) < layers or not set(kinds) <= {_SLIDING, "full_attention"}:
-        raise refuse("layer_types", f"{len(kinds)} for {layers} layers, of full_attention and {_SLIDING} only")
-    return tuple(window if kind == _SLIDING else 0 for kind in kinds[:layers])
-
-
-def _windows_from_gguf(family: Family, own: Fields, layers: int, longest: int) -> tuple[int, ...]:
-    default = 4096 if family.window_every else 0
-    window = own.whole("attention.sliding_window", default, least=0)
-    if not window or (window >= longest and not family.window_every):
-        return ()
-    return _every(window, layers, family.window_every)
-
-
-def _every(window: int, layers: int, every: int, first: int = 0) -> tuple[int, ...]:
-    """A window in the layers from `first` on, except in every `every`-th layer (0: no exception)."""
-    return tuple(window if i >= first and not (every and (i + 1) % every == 0) else 0 for i in range(layers))
 
 
 def _token(name: str, number: int | None, vocab_size: int | None) -> int | None:
@@ -261,13 +221,13 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
     own.expect("attention.value_length", head_dim)
     longest = own.whole("context_length")
     experts, inner = experts_from_gguf(family.model_type, own) or (None, own.whole("feed_forward_length"))
-    is_rms = "attention.layer_norm_rms_epsilon" in own or family.model_type != "gpt2"
+    eps = "attention.layer_norm_epsilon" if "attention.layer_norm_epsilon" in own else _RMS_EPSILON
     vocab_size = shapes.get("token_embd.weight", (0,))[0]
     fields: dict[str, Any] = {
         "model_type": family.model_type, "vocab_size": vocab_size, "hidden_size": hidden, "intermediate_size": inner,
         "num_hidden_layers": layers, "num_attention_heads": heads,
         "num_key_value_heads": own.whole("attention.head_count_kv", heads), "head_dim": head_dim,
-        "norm_eps": own.number(f"attention.layer_norm_{'rms_' if is_rms else ''}epsilon"),
+        "norm_eps": own.number(eps),
         "max_position_embeddings": longest, "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": "blk.0.attn_q.bias" in shapes or "blk.0.attn_qkv.bias" in shapes,
         "attention_out_bias": "blk.0.attn_output.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes,
@@ -276,7 +236,7 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
     fields |= family.gguf_parts(own) | _gguf_tokens(metadata, vocab_size)
     if fields.get("position_embedding") != "learned":
         fields |= rope_from_gguf(own, head_dim, longest, rope_factors)
-    fields["windows"] = _windows_from_gguf(family, own, layers, fields["max_position_embeddings"])
+    fields |= windows_from_gguf(family, own, layers, fields["max_position_embeddings"])
     if family.pairs and fields.get("rotary_dim"):
         raise refuse("rope.dimension_count", f"{fields['rotary_dim']} of {head_dim} is not implemented")
     return ModelConfig(**fields)

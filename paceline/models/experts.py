@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from paceline.errors import UnsupportedModel
 from paceline.models.fields import Fields
 
-MIXTURE_MODEL_TYPES = ("qwen2_moe", "qwen3_moe", "mixtral")
+MIXTURE_MODEL_TYPES = ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe")
 _MOST_EXPERTS = 4096
 
 
@@ -49,7 +49,7 @@ def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | No
             "decoder_sparse_step, mlp_only_layers: some layers are dense, which is not implemented; use a model with "
             "experts in every layer"
         )
-    width = "intermediate_size" if model_type == "mixtral" else "moe_intermediate_size"
+    width = "intermediate_size" if model_type in ("mixtral", "olmoe") else "moe_intermediate_size"
     count = "num_local_experts" if "num_local_experts" in fields else "num_experts"  # transformers renamed it
     shared = fields.whole("shared_expert_intermediate_size", 0, least=0) if model_type == "qwen2_moe" else 0
     normed = model_type == "mixtral" or fields.flag("norm_topk_prob", False)
@@ -66,7 +66,7 @@ def experts_from_gguf(model_type: str, own: Fields) -> tuple[Experts, int] | Non
     own.expect("expert_weights_scale", 1.0, 0.0)
     width = own.whole("expert_feed_forward_length", own.get("feed_forward_length", None))
     shared = own.whole("expert_shared_feed_forward_length", 0, least=0)
-    normed = own.flag("expert_weights_norm", model_type != "qwen2_moe")
+    normed = own.flag("expert_weights_norm", model_type not in ("qwen2_moe", "olmoe"))
     count = own.whole("expert_count", most=_MOST_EXPERTS)
     return Experts(count, own.whole("expert_used_count"), normed, shared), width
 

@@ -17,9 +17,9 @@ _REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
-def _of_letters(digits: str) -> str:
+def _of_letters(digits: str, after_signs: str = r"[\r\n]*") -> str:
     """Pattern of words: letters with one leading sign, English contractions apart, numbers as `digits` matches them."""
-    return rf"{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}"
+    return rf"{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+{after_signs}|{_REST}"
 
 
 def _by_case(ending: str, digits: str) -> str:
@@ -60,23 +60,27 @@ class WordCut:
 
 _GPT2 = WordCut()
 _DIGITS_APART = WordCut(digits_apart=True)
+_ONE_DIGIT = WordCut(_of_letters(r"\p{N}"))
 _THREE_DIGITS = WordCut(_of_letters(r"\p{N}{1,3}"))
 _LLAMA3 = WordCut(_of_letters(r"\p{N}{1,3}"), whole_first=True, begins=True)
 _QWEN2 = WordCut(_of_letters(r"\p{N}"), composes=True)
 _TEKKEN = WordCut(_by_case("", r"\p{N}"), whole_first=True, begins=True)
+_SEED = WordCut(_of_letters(r"\p{N}", after_signs=""))
 _GPT4O = WordCut(_by_case(f"{_ENDING}?", r"\p{N}{1,3}"))
 
 WORD_CUTS: Mapping[str, WordCut] = {
-    **dict.fromkeys(("gpt2", "gpt-2", "phi-2", "olmo", "mpt"), _GPT2),
-    **dict.fromkeys(("smollm", "refact", "starcoder"), _DIGITS_APART),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), _THREE_DIGITS),
+    **dict.fromkeys(("gpt2", "gpt-2", "phi-2", "olmo", "mpt", "exaone4", "a.x-4.0", "mellum"), _GPT2),
+    **dict.fromkeys(("smollm", "refact", "starcoder", "command-r"), _DIGITS_APART),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _THREE_DIGITS),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
+    "stablelm2": _ONE_DIGIT,
     "tekken": _TEKKEN,
     "gpt-4o": _GPT4O,
+    "seed-coder": _SEED,
 }
 """Pre-tokenisers by the names that converters write. SmolLM2 has ``smollm``, Granite 3 ``refact``, Phi-4 and OLMo 2
-``dbrx``, Phi-4-mini ``gpt-4o``, Mistral from Nemo on ``tekken``."""
+``dbrx``, Phi-4-mini and gpt-oss ``gpt-4o``, Mistral from Nemo on ``tekken``, Seed-OSS ``seed-coder``."""
 
 
 def word_cut(name: object) -> WordCut:

@@ -107,13 +107,17 @@ def _yarn_from_gguf(own: Fields, factor: float, original: int, theta: float, dim
     prefix = "rope.scaling."
     named = {"beta_fast": f"{prefix}yarn_beta_fast", "beta_slow": f"{prefix}yarn_beta_slow"}
     asked = {ours: own.number(theirs, above=_LEAST) for ours, theirs in named.items() if theirs in own}
-    yarn = {"factor": factor, "original_max_position_embeddings": original, **asked}
+    yarn = {"factor": factor, "original_max_position_embeddings": original, **asked,
+            "llama_4_scaling_beta": own.get("attention.temperature_scale", 0.0)}  # fmt: skip
     own.expect(f"{prefix}yarn_ext_factor", 1.0)
     found, total = _yarn(Fields(yarn), theta, dim, longest), f"{prefix}yarn_attn_factor"
     growth = _growth(factor, 1.0) / _growth(factor, own.number(f"{prefix}yarn_log_multiplier", 0.0, above=-1.0))
     if total in own and abs(own.number(total) - growth) > _GROWTH_ROUNDING * growth:
         raise refuse(total, f"{own.number(total):g} is not the growth of {growth:g} that llama.cpp has")
-    return found | {"rope_factor": growth * own.number(f"{prefix}attn_factor", 1.0)}
+    own_factor = own.number(f"{prefix}attn_factor", 1.0)
+    if abs(own_factor - growth) <= _GROWTH_ROUNDING * growth:  # the first files of OLMo 3 state the growth itself here
+        own_factor = 1.0
+    return found | {"rope_factor": growth * own_factor}
 
 
 def _divided(name: str, factors: tuple[float, ...], dim: int, linear: float = 1.0) -> tuple[float, ...]:
@@ -152,6 +156,8 @@ def _yarn(scaling: Fields, theta: float, dim: int, longest: int) -> dict[str, An
     if "mscale" in scaling and "mscale_all_dim" in scaling:
         growth = _growth(factor, scaling.number("mscale")) / _growth(factor, scaling.number("mscale_all_dim"))
     context = max(longest, int(min(original * factor, LARGEST)))
+    if scaling.number("llama_4_scaling_beta", 0.0, above=-LARGEST):  # scales later queries, which is not implemented
+        context = int(original)
     return {"rope_inv_freq_scale": scale, "rope_factor": scaling.number("attention_factor", growth),
             "max_position_embeddings": context}  # fmt: skip
 

@@ -11,7 +11,9 @@ import numpy as np
 
 from paceline.errors import CorruptWeights
 from paceline.models.config import ModelConfig
-from paceline.models.families import GGUF_PARTS, Family, family_of
+from paceline.models.families import family_of
+from paceline.models.family import GGUF_PARTS, Family
+from paceline.models.positions import rotary_dim
 from paceline.models.tensor_names import each_tensor
 
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)")
@@ -28,6 +30,7 @@ class Source:
         first: the first row in the file's tensor (after undoing `transposed`; leading axes are flattened to rows).
         transposed: whether the file stores [in, out].
         pairs: number of heads whose rows are interleaved as pairs (2i, 2i + 1) instead of halves; 0 for none.
+        turned: how many rows of such a head, the first ones, are interleaved; 0 for all.
         shift: is added to the values.
     """
 
@@ -37,6 +40,7 @@ class Source:
     first: int = 0
     transposed: bool = False
     pairs: int = 0
+    turned: int = 0
     shift: float = 0.0
 
     @property
@@ -55,8 +59,10 @@ class Source:
         part = stored[self.first : self.first + self.shape[0]]
         if not self.pairs:
             return part
-        halves = part.reshape(self.pairs, part.shape[0] // self.pairs // 2, 2, -1).swapaxes(1, 2)
-        return np.ascontiguousarray(halves).reshape(part.shape)
+        heads = part.reshape(self.pairs, part.shape[0] // self.pairs, -1)
+        turned = heads[:, : self.turned or None]
+        halves = turned.reshape(self.pairs, turned.shape[1] // 2, 2, -1).swapaxes(1, 2).reshape(turned.shape)
+        return np.concatenate([halves, heads[:, turned.shape[1] :]], axis=1).reshape(part.shape)
 
 
 def transformers_sources(config: ModelConfig) -> Iterator[tuple[str, Source]]:
@@ -70,8 +76,9 @@ def transformers_sources(config: ModelConfig) -> Iterator[tuple[str, Source]]:
         is_norm = "norm" in part and kind == "weight"
         turned = family.transposed and number is not None and kind == "weight" and len(shape) == 2
         whole = (rows, *shape[1:])
-        yield name, Source(theirs, whole[::-1] if turned else whole, shape, first, turned,
-                           shift=family.norm_shift if is_norm else 0.0)  # fmt: skip
+        pairs = _heads(config, part) if family.interleaved else 0
+        yield name, Source(theirs, whole[::-1] if turned else whole, shape, first, turned, pairs, rotary_dim(config),
+                           family.norm_shift if is_norm else 0.0)  # fmt: skip
 
 
 def gguf_sources(config: ModelConfig, has_tensor: Callable[[str], bool]) -> Iterator[tuple[str, Source]]:
@@ -91,8 +98,9 @@ def gguf_sources(config: ModelConfig, has_tensor: Callable[[str], bool]) -> Iter
             continue
         stem, first, rows = places.of(part, shape[0])
         whole = (shape[1],) if part == "mlp.shared_expert_gate" else (rows, *shape[1:])
-        yield name, Source(f"{prefix}{names.get(stem, stem)}.{kind}", whole, shape, first,
-                           pairs=_heads_in_pairs(config, family, part))  # fmt: skip
+        pairs = _heads(config, part) if family.pairs or family.interleaved else 0
+        yield name, Source(f"{prefix}{names.get(stem, stem)}.{kind}", whole, shape, first, pairs=pairs,
+                           turned=rotary_dim(config))  # fmt: skip
 
 
 def check_complete(sources: Iterator[tuple[str, Source]], found: Mapping[str, tuple[int, ...]],
@@ -162,7 +170,7 @@ def _transformers_name(family: Family, number: int | None, part: str, kind: str)
     return f"{theirs}.{kind}" if number is None else f"{family.layers.format(number)}.{theirs}.{kind}"
 
 
-def _heads_in_pairs(config: ModelConfig, family: Family, part: str) -> int:
-    if not family.pairs or part not in ("self_attn.q_proj", "self_attn.k_proj"):
-        return 0
-    return config.num_key_value_heads if part.endswith("k_proj") else config.num_attention_heads
+def _heads(config: ModelConfig, part: str) -> int:
+    """The number of heads of queries or keys, whose rows a file may interleave; 0 for other parts."""
+    heads = {"self_attn.q_proj": config.num_attention_heads, "self_attn.k_proj": config.num_key_value_heads}
+    return heads.get(part, 0)

@@ -14,9 +14,10 @@ LLAMA3 = {
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 WINDOW = {"sliding_window": 9}
+ENDS = {"pad_token_id": 0, "eos_token_id": 2}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 USUAL = {"query_pre_attn_scalar": 16}
-"""The head's size: another scale of Gemma's queries cannot be said in GGUF."""
+"""The head's size: another scale of Gemma's queries cannot be said in GGUF. Nor can StarCoder2's window."""
 GEMMA = {**SIZES, "head_dim": 16, "query_pre_attn_scalar": 24}
 
 
@@ -58,6 +59,22 @@ def _configs():
             original_max_position_embeddings=64, rope_parameters=longrope),
         "smollm3": t.SmolLM3Config(**SIZES | {"num_hidden_layers": 5}, pad_token_id=0, bos_token_id=1, eos_token_id=2),
         "olmo2": t.Olmo2Config(**SIZES, eos_token_id=2),
+        "olmo3": t.Olmo3Config(**SIZES | many, **WINDOW, eos_token_id=2, rope_parameters={
+            "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}),
+        "olmoe": t.OlmoeConfig(**SIZES, num_experts=6, num_experts_per_tok=3, eos_token_id=2),
+        "ministral3": t.Ministral3Config(**SIZES, head_dim=16, eos_token_id=2, rope_parameters=YARN | {
+            "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}),
+        "exaone4": t.Exaone4Config(**SIZES | many, **WINDOW),
+        "exaone4-small": t.Exaone4Config(
+            **SIZES, sliding_window=None, layer_types=["full_attention"] * 2, tie_word_embeddings=True,
+            rope_parameters=LLAMA3),
+        "glm": t.GlmConfig(**SIZES, head_dim=16, **ENDS),
+        "glm4": t.Glm4Config(**SIZES, head_dim=16, **ENDS),
+        "seed_oss": t.SeedOssConfig(**SIZES, head_dim=16),
+        "ernie4_5": t.Ernie4_5Config(**SIZES, head_dim=16),
+        "starcoder2": t.Starcoder2Config(**SIZES, **WINDOW, **ENDS),
+        "starcoder2-usual": t.Starcoder2Config(**SIZES, **ENDS),
+        "stablelm": t.StableLmConfig(**SIZES | {"hidden_size": 128}, use_qkv_bias=True),
         "granite": t.GraniteConfig(
             **SIZES, embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
         "gpt2": t.GPT2Config(

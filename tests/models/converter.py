@@ -17,9 +17,11 @@ from .tiny import add_pair, interleaved
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
     "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3",
-    "phi3": "phi3", "smollm3": "smollm3", "olmo2": "olmo2", "granite": "granite", "gpt2": "gpt2",
+    "phi3": "phi3", "smollm3": "smollm3", "olmo2": "olmo2", "granite": "granite", "gpt2": "gpt2", "olmo3": "olmo2",
+    "olmoe": "olmoe", "ministral3": "mistral3", "exaone4": "exaone4", "glm": "chatglm", "glm4": "glm4",
+    "seed_oss": "seed_oss", "ernie4_5": "ernie4_5", "starcoder2": "starcoder2", "stablelm": "stablelm",
 }  # fmt: skip
-IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite")
+IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "ministral3")
 _LLAMA_KEYS = {
     "num_hidden_layers": "block_count", "max_position_embeddings": "context_length", "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
@@ -33,6 +35,8 @@ _LLAMA_KEYS = {
     "attention_multiplier": "attention.scale", "logits_scaling": "logit_scale",
     "n_layer": "block_count", "n_positions": "context_length", "n_embd": "embedding_length",
     "n_head": "attention.head_count", "layer_norm_epsilon": "attention.layer_norm_epsilon",
+    "norm_epsilon": "attention.layer_norm_epsilon", "layer_norm_eps": "attention.layer_norm_epsilon",
+    "use_parallel_residual": "use_parallel_residual",
 }  # fmt: skip
 
 
@@ -58,7 +62,7 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
     values = {_LLAMA_KEYS[key]: value for key, value in config.items() if key in _LLAMA_KEYS and value is not None}
     if kind == "gpt2":
         return values | {"feed_forward_length": config["n_inner"] or 4 * config["n_embd"]}
-    if kind in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"):
+    if kind in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2"):
         values.pop("attention.sliding_window", None)  # the converter leaves it out, llama.cpp has none there
     rope = config["rope_parameters"]
     full = rope.get("full_attention", rope)
@@ -73,9 +77,15 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
         original = config["original_max_position_embeddings"]
         growth = np.sqrt(1 + np.log(config["max_position_embeddings"] / original) / np.log(original))
         values |= {"rope.scaling.attn_factor": float(growth), "rope.scaling.original_context_length": original}
-    if kind == "phi3":
-        head_dim = config["hidden_size"] // config["num_attention_heads"]
+    if "partial_rotary_factor" in full or kind == "phi3":
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         values["rope.dimension_count"] = int(head_dim * full.get("partial_rotary_factor", 1.0))
+    if kind in ("olmo3", "exaone4") and config["sliding_window"]:
+        slides = [layer == "sliding_attention" for layer in config["layer_types"]]
+        values["attention.sliding_window_pattern"] = slides
+    if kind == "ministral3":
+        values["attention.temperature_scale"] = full["llama_4_scaling_beta"]
+        values["rope.scaling.yarn_log_multiplier"] = full["mscale_all_dim"]
     return values
 
 
@@ -85,7 +95,7 @@ def _rope_factors(config: dict[str, Any]) -> dict[str, np.ndarray]:
         return {f"rope_factors_{length}.weight": np.array(rope[f"{length}_factor"]) for length in ("long", "short")}
     if rope.get("rope_type") != "llama3":
         return {}
-    dim = config["head_dim"]
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     frequencies = 1.0 / rope["rope_theta"] ** (np.arange(0, dim, 2) / dim)
     context, factor = rope["original_max_position_embeddings"], rope["factor"]
     low, high = context / rope["low_freq_factor"], context / rope["high_freq_factor"]

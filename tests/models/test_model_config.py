@@ -193,7 +193,7 @@ def test_both_spellings_of_rope_settings_mean_the_same():
 @pytest.mark.parametrize(
     ("base", "change", "named"),
     [
-        (LLAMA, {"model_type": "mamba"}, "model_type.*llama, mistral, mixtral, qwen2.*gpt2"),
+        (LLAMA, {"model_type": "mamba"}, "model_type.*llama, mistral.*qwen2.*gpt2"),
         (LLAMA, {"model_type": None}, "model_type"),
         (LLAMA, {"hidden_act": "relu"}, "hidden_act"),
         (LLAMA, {"rope_scaling": {"rope_type": "proportional", "factor": 4.0}}, "rope_scaling"),
@@ -233,6 +233,9 @@ def test_both_spellings_of_rope_settings_mean_the_same():
         (MIXTURE, {"model_type": "qwen2_moe", "sliding_window": 9, "use_sliding_window": True}, "layer_types"),
         (LLAMA, {"rms_norm_eps": 0}, "rms_norm_eps"),
         (GPT2, {"activation_function": "relu"}, "activation_function"),
+        (LLAMA, {"model_type": "stablelm", "layer_norm_eps": 1e-5, "qk_layernorm": True}, "qk_layernorm"),
+        (LLAMA, {"model_type": "stablelm", "layer_norm_eps": 1e-5, "use_parallel_residual": True}, "use_parallel"),
+        (MIXTURE, {"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv"),
         (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
     ],
 )
@@ -263,17 +266,66 @@ def test_what_a_gguf_file_cannot_ask_for(change, factors, named):
         ModelConfig.from_gguf(GGUF | change, GGUF_SHAPES, factors)
 
 
-def test_olmo3_is_not_taken_for_olmo2():
-    pairs = {key.replace("llama", "olmo2"): "olmo2" if value == "llama" else value for key, value in GGUF.items()}
-    assert ModelConfig.from_gguf(pairs, GGUF_SHAPES).windows == ()
-    with pytest.raises(UnsupportedModel, match=r"attention\.sliding_window: 100 is not implemented"):
-        ModelConfig.from_gguf(pairs | {"olmo2.attention.sliding_window": 100}, GGUF_SHAPES)
+def renamed(architecture):
+    """The pairs of `GGUF` for another architecture."""
+    pairs = {key.replace("llama", architecture): value for key, value in GGUF.items()}
+    return pairs | {"general.architecture": architecture}
+
+
+def test_olmo3_is_olmo2_with_windows():
+    pairs = renamed("olmo2")
+    assert ModelConfig.from_gguf(pairs, GGUF_SHAPES).model_type == "olmo2"
+    more = {
+        "attention.sliding_window": 100,
+        "rope.freq_base": 5e5,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+    }
+    third = ModelConfig.from_gguf(pairs | {f"olmo2.{key}": value for key, value in more.items()}, GGUF_SHAPES)
+    assert (third.model_type, third.windows, third.rope_local_theta) == ("olmo3", (100, 100, 100), 5e5)
+    growth = 0.1 * np.log(4) + 1
+    assert third.rope_factor == pytest.approx(growth)
+    first = {f"olmo2.{key}": value for key, value in more.items()} | {
+        "olmo2.rope.scaling.attn_factor": round(growth, 4)
+    }
+    assert ModelConfig.from_gguf(pairs | first, GGUF_SHAPES).rope_factor == pytest.approx(growth)
+
+
+def test_positions_only_in_layers_with_a_window():
+    exaone = LLAMA | {"model_type": "exaone4", "num_hidden_layers": 8, "sliding_window": 100}
+    ours = ModelConfig.from_hf(exaone)
+    assert ours.windows == (100, 100, 100, 0) * 2 and ours.layers_without_rope == (3, 7)
+    assert ModelConfig.from_hf(exaone | {"sliding_window": None}).layers_without_rope == ()
+    pairs = renamed("exaone4") | {"exaone4.attention.sliding_window": 100}
+    listed = {"exaone4.attention.sliding_window_pattern": [True, False, True]}
+    assert ModelConfig.from_gguf(pairs, GGUF_SHAPES).layers_without_rope == ()
+    assert ModelConfig.from_gguf(pairs | listed, GGUF_SHAPES).layers_without_rope == (1,)
+    for wrong in ([True], [1, 0, 1]):
+        with pytest.raises(UnsupportedModel, match="sliding_window_pattern"):
+            ModelConfig.from_gguf(pairs | {"exaone4.attention.sliding_window_pattern": wrong}, GGUF_SHAPES)
+
+
+def test_scaled_queries_end_the_context():
+    scaled = YARN | {"llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
+    ministral = LLAMA | {"model_type": "ministral3"}
+    ours = ModelConfig.from_hf(ministral | {"rope_parameters": scaled})
+    assert (ours.max_position_embeddings, ours.rope_factor) == (128, 1.0)
+    whole = ModelConfig.from_hf(ministral | {"rope_parameters": scaled | {"llama_4_scaling_beta": 0}})
+    assert whole.max_position_embeddings == 512
+    asked = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128,
+             "rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.1}  # fmt: skip
+    same = ModelConfig.from_gguf(renamed("mistral3") | {f"mistral3.{k}": v for k, v in asked.items()}, GGUF_SHAPES)
+    assert (same.max_position_embeddings, same.rope_factor) == (128, 1.0)
+
+
+_ACTIVATIONS = {"gemma": "gelu_pytorch_tanh", "starco": "gelu_pytorch_tanh"}
 
 
 def test_every_supported_type_can_be_read():
     for name in SUPPORTED_MODEL_TYPES:
-        act = {"hidden_act": "gelu_pytorch_tanh" if name.startswith("gemma") else "silu"}
-        base = GPT2 if name == "gpt2" else MIXTURE | act
+        act = {"hidden_act": _ACTIVATIONS.get(name[:6], _ACTIVATIONS.get(name[:5], "silu"))}
+        eps = {"norm_epsilon": 1e-5, "layer_norm_eps": 1e-5}
+        base = GPT2 if name == "gpt2" else MIXTURE | act | eps
         assert ModelConfig.from_hf(base | {"model_type": name}).model_type == name
 
 

@@ -61,16 +61,21 @@ def test_encodes_and_decodes_as_transformers_does(pre):
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
 
 
-@pytest.mark.parametrize("name", WORD_CUTS)
+UNKNOWN_TO_TRANSFORMERS = {"stablelm2": "qwen2", "glm4": "dbrx", "chatglm-bpe": "dbrx", "seed-coder": None}
+"""Names that its table lacks, and what they are equal to there."""
+
+
+@pytest.mark.parametrize("name", [name for name in WORD_CUTS if UNKNOWN_TO_TRANSFORMERS.get(name, name)])
 def test_words_are_cut_as_transformers_cuts_them(name):
     """Its own table of the patterns in tokenizer.json, and GPT-2's class for the names that it leaves to that."""
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=name not in GGUF_PRE_TOKENIZER_SPLITS)
+    known = UNKNOWN_TO_TRANSFORMERS.get(name, name)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=known not in GGUF_PRE_TOKENIZER_SPLITS)
     steps = [words]
-    if name in GGUF_PRE_TOKENIZER_SPLITS:
-        steps.insert(0, pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[name]), behavior="isolated"))
-    elif name in ("smollm", "refact", "starcoder"):
+    if known in GGUF_PRE_TOKENIZER_SPLITS:
+        steps.insert(0, pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[known]), behavior="isolated"))
+    elif name in ("smollm", "refact", "starcoder", "command-r"):
         steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
     ours, theirs = word_cut(name).pre_tokenizer(), pre_tokenizers.Sequence(steps)
     for text in (*SAMPLES, *CASES):
@@ -85,6 +90,8 @@ def test_words_are_cut_as_transformers_cuts_them(name):
         ("dbrx", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "123", "45", "/\n", "/"]),
         ("qwen2", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "1", "2", "3", "4", "5", "/\n", "/"]),
         ("tekken", ["We", "'re", " camel", "Case", "HTMLDON", "'T", " ", "1", "2", "3", "4", "5", "/\n/"]),
+        ("stablelm2", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "1", "2", "3", "4", "5", "/\n", "/"]),
+        ("seed-coder", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "1", "2", "3", "4", "5", "/", "\n", "/"]),
         ("gpt-4o", ["We're", " camel", "Case", "HTMLDON'T", " ", "123", "45", "/\n/"]),
     ],
 )

@@ -1,0 +1,182 @@
+"""The fields of `ModelConfig` in which each family differs from Llama, read from ``config.json`` or GGUF metadata.
+
+Settings that change the numbers and are not implemented are refused here. Not for names and layouts (`families.py`) or
+for what all families have in common (`config.py`).
+"""
+
+from typing import Any
+
+from paceline.models.family import MOST_LAYERS
+from paceline.models.fields import Fields, refuse
+
+
+def scaled_embeddings(fields: Fields) -> dict[str, Any]:
+    """Gemma: embeddings are multiplied by the square root of their width; the gate uses GELU."""
+    hidden = fields.get("hidden_size", fields.get("embedding_length", 1))
+    return {"mlp": "gated_gelu_tanh", "embedding_scale": float(hidden) ** 0.5}
+
+
+def gemma2(fields: Fields) -> dict[str, Any]:
+    fields.expect("use_bidirectional_attention", False)
+    return scaled_embeddings(fields) | {
+        "post_norms": True,
+        "attention_scale": fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        "attention_softcap": cap(fields, "attn_logit_softcapping"),
+        "logit_softcap": cap(fields, "final_logit_softcapping"),
+    }
+
+
+def gemma3(fields: Fields) -> dict[str, Any]:
+    """Gemma 3. Its files may have an attention soft cap, which transformers does not apply."""
+    return gemma2(fields) | {"qk_norm": True, "attention_softcap": 0.0}
+
+
+def gemma2_gguf(fields: Fields) -> dict[str, Any]:
+    """Gemma 2. As in llama.cpp, the number of layers identifies the 27B model, whose scale is from hidden / heads."""
+    return scaled_embeddings(fields) | {
+        "post_norms": True,
+        "attention_scale": gemma_scale(fields, 46),
+        "attention_softcap": fields.number("attn_logit_softcapping", 50.0),
+        "logit_softcap": fields.number("final_logit_softcapping", 30.0),
+    }
+
+
+def gemma3_gguf(fields: Fields) -> dict[str, Any]:
+    return scaled_embeddings(fields) | {
+        "post_norms": True,
+        "qk_norm": True,
+        "attention_scale": gemma_scale(fields, 62),
+        "logit_softcap": cap(fields, "final_logit_softcapping"),
+        "rope_local_theta": fields.number("rope.freq_base_swa", 10000.0, above=1.0),
+    }
+
+
+def gemma_scale(fields: Fields, layers_of_largest: int) -> float:
+    per_head = fields.whole("embedding_length") / fields.whole("attention.head_count")
+    is_largest = fields.whole("block_count") == layers_of_largest
+    return (per_head if is_largest else fields.whole("attention.key_length", int(per_head))) ** -0.5
+
+
+def cap(fields: Fields, name: str) -> float:
+    return fields.number(name) if name in fields and not fields.is_null(name) else 0.0
+
+
+def olmo2(fields: Fields) -> dict[str, Any]:
+    return {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_over": "all"}
+
+
+def olmo3(fields: Fields) -> dict[str, Any]:
+    """OLMo 3. Only its layers without a window have scaled positions."""
+    return olmo2(fields) | {"rope_local_theta": fields.number("rope_theta", above=1.0)}
+
+
+def olmo3_gguf(fields: Fields) -> dict[str, Any]:
+    return olmo2(fields) | {"rope_local_theta": fields.number("rope.freq_base", above=1.0)}
+
+
+def olmoe(fields: Fields) -> dict[str, Any]:
+    for name in ("clip_qkv", "attention.clamp_kqv"):
+        if name in fields:
+            raise refuse(name, "is not implemented")
+    return {"qk_norm": True, "qk_norm_over": "all"}
+
+
+def exaone4(fields: Fields) -> dict[str, Any]:
+    return {"pre_norms": False, "post_norms": True, "qk_norm": True}
+
+
+def both_norms(fields: Fields) -> dict[str, Any]:
+    """Norms before and after attention and feed-forward."""
+    return {"post_norms": True}
+
+
+def glm(fields: Fields) -> dict[str, Any]:
+    return {"attention_out_bias": False}
+
+
+def glm4(fields: Fields) -> dict[str, Any]:
+    return glm(fields) | both_norms(fields)
+
+
+def seed_oss(fields: Fields) -> dict[str, Any]:
+    return {"attention_out_bias": fields.flag("attention_out_bias", False)}
+
+
+def biased(fields: Fields) -> dict[str, Any]:
+    """Biases on all linear layers or on none, as ``use_bias`` says."""
+    return dict.fromkeys(("attention_bias", "attention_out_bias", "mlp_bias"), fields.flag("use_bias", False))
+
+
+def ungated(fields: Fields) -> dict[str, Any]:
+    """Layer norms, and a feed-forward without a gate."""
+    return {"norm": "layer", "mlp": "gelu_tanh"}
+
+
+def starcoder2(fields: Fields) -> dict[str, Any]:
+    return ungated(fields) | dict.fromkeys(
+        ("attention_bias", "attention_out_bias", "mlp_bias"), fields.flag("use_bias", True)
+    )
+
+
+def stablelm(fields: Fields) -> dict[str, Any]:
+    for name in ("use_parallel_residual", "qk_layernorm"):
+        fields.expect(name, False)
+    return {"norm": "layer", "attention_bias": fields.flag("use_qkv_bias", False), "attention_out_bias": False}
+
+
+def stablelm_gguf(fields: Fields) -> dict[str, Any]:
+    fields.expect("use_parallel_residual", False)
+    return {"norm": "layer"}
+
+
+def granite(fields: Fields) -> dict[str, Any]:
+    return {
+        "embedding_scale": fields.number("embedding_multiplier", 1.0),
+        "residual_scale": fields.number("residual_multiplier", 1.0),
+        "attention_scale": fields.number("attention_multiplier", 1.0),
+        "logit_scale": 1.0 / fields.number("logits_scaling", 1.0),
+    }
+
+
+def granite_gguf(fields: Fields) -> dict[str, Any]:
+    return {
+        "embedding_scale": fields.number("embedding_scale", 1.0),
+        "residual_scale": fields.number("residual_scale", 1.0),
+        "attention_scale": fields.number("attention.scale") if "attention.scale" in fields else None,
+        "logit_scale": 1.0 / fields.number("logit_scale", 1.0),
+    }
+
+
+def smollm3(fields: Fields) -> dict[str, Any]:
+    layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
+    every = fields.whole("no_rope_layer_interval", 4)
+    rotated = fields.list("no_rope_layers", int) or [int((i + 1) % every != 0) for i in range(layers)]
+    if len(rotated) < layers:
+        raise refuse("no_rope_layers", f"{len(rotated)} of them for {layers} layers")
+    return {"layers_without_rope": tuple(i for i, turns in enumerate(rotated[:layers]) if not turns)}
+
+
+def smollm3_gguf(fields: Fields) -> dict[str, Any]:
+    return {"layers_without_rope": tuple(range(3, fields.whole("block_count", most=MOST_LAYERS), 4))}
+
+
+def biased_queries(fields: Fields) -> dict[str, Any]:
+    return {"attention_bias": fields.flag("qkv_bias", True)}
+
+
+def head_norms(fields: Fields) -> dict[str, Any]:
+    return {"qk_norm": True}
+
+
+def gpt2(fields: Fields) -> dict[str, Any]:
+    for name, expected in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False),
+                           ("add_cross_attention", False)):  # fmt: skip
+        fields.expect(name, expected)
+    return gpt2_gguf(fields)
+
+
+def gpt2_gguf(fields: Fields) -> dict[str, Any]:
+    return {
+        "attention_bias": True, "attention_out_bias": True, "mlp_bias": True, "norm": "layer", "mlp": "gelu_tanh",
+        "position_embedding": "learned",
+    }  # fmt: skip
