@@ -25,6 +25,8 @@ _ENDS = frozenset(
 )
 """Tokens that end a turn or a text in every vocabulary that has them, as in llama.cpp. Many GGUF files name only one
 end token; Gemma's name that of a text, which no answer of a chat reaches."""
+_HARMONY_ENDS = frozenset(("<|return|>", "<|call|>", "<|endoftext|>"))
+"""The same for gpt-oss, in whose answers ``<|end|>`` ends one of several messages."""
 _RMS_EPSILON = "attention.layer_norm_rms_epsilon"
 _WIDEST_HEAD = 1 << 16
 """Largest head dimension; bounds the rotary tables, which are made before weights are read. Models have up to 256."""
@@ -48,6 +50,8 @@ class ModelConfig:
         qk_norm: RMS norms of queries and keys, over each head or over ``all`` of them together (`qk_norm_over`).
         norm: RMS norm, or ``layer`` norm with mean subtraction and bias. pre_norms, post_norms: norms before and after
             attention and feed-forward; a post-norm is applied before the residual is added.
+        mlp: ``gated_clamped`` is gpt-oss's g sigmoid(A g) (clamp(up, -L, L) + 1), g = min(gate, L); see `SWIGLU_LIMIT`.
+        attention_sinks: one more score per head and row, of a key without a value.
         attention_scale: factor on attention scores; None for head_dim^-1/2. attention_softcap, logit_softcap: c of
             c tanh(x / c); 0 for none.
         embedding_scale, residual_scale, logit_scale: factors on embeddings, on the outputs of attention and
@@ -80,8 +84,9 @@ class ModelConfig:
     norm: Literal["rms", "layer"] = "rms"
     pre_norms: bool = True
     post_norms: bool = False
-    mlp: Literal["gated_silu", "gated_gelu_tanh", "gelu_tanh"] = "gated_silu"
+    mlp: Literal["gated_silu", "gated_gelu_tanh", "gated_clamped", "gelu_tanh"] = "gated_silu"
     position_embedding: Literal["rotary", "learned"] = "rotary"
+    attention_sinks: bool = False
     attention_scale: float | None = None
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
@@ -150,6 +155,7 @@ class ModelConfig:
             and self.pre_norms and not self.post_norms and not self.windows and not self.layers_without_rope
             and self.rotary_dim is None and self.rope_factor == 1.0 and self.qk_norm_over == "head"
             and self.attention_scale is None and not self.attention_softcap and self.residual_scale == 1.0
+            and not self.attention_sinks
         )  # fmt: skip
 
     def window(self, layer: int) -> int:
@@ -235,7 +241,7 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
     }  # fmt: skip
     fields |= family.gguf_parts(own) | _gguf_tokens(metadata, vocab_size)
     if fields.get("position_embedding") != "learned":
-        fields |= rope_from_gguf(own, head_dim, longest, rope_factors)
+        fields |= rope_from_gguf(own, head_dim, longest, rope_factors, family.yarn_truncates)
     fields |= windows_from_gguf(family, own, layers, fields["max_position_embeddings"])
     if family.pairs and fields.get("rotary_dim"):
         raise refuse("rope.dimension_count", f"{fields['rotary_dim']} of {head_dim} is not implemented")
@@ -250,5 +256,6 @@ def _gguf_tokens(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, Any]
     listed = metadata.get(f"{prefix}tokens")
     tokens = listed if isinstance(listed, list) else []
     named = [_token(f"{prefix}eos_token_id", i, max(vocab_size, len(tokens))) for i in ids if i is not None]
-    others = [i for i, token in enumerate(tokens) if isinstance(token, str) and token in _ENDS]
+    ends = _HARMONY_ENDS if "<|return|>" in tokens and "<|call|>" in tokens else _ENDS
+    others = [i for i, token in enumerate(tokens) if isinstance(token, str) and token in ends]
     return {"bos_token_id": bos, "eos_token_ids": tuple(dict.fromkeys([*named, *others]))}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from paceline.errors import UnsupportedModel
 from paceline.models.fields import Fields
 
-MIXTURE_MODEL_TYPES = ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe")
+MIXTURE_MODEL_TYPES = ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "gpt_oss")
 _MOST_EXPERTS = 4096
 
 
@@ -21,12 +21,14 @@ class Experts:
         num_experts: feed-forward networks per layer. num_experts_per_tok: how many of them a token is routed to.
         norm_topk_prob: whether the router's weights of the chosen experts are rescaled to sum to 1.
         shared_intermediate_size: width of the shared expert, which all tokens use; 0 for none.
+        bias: whether the router and the linear layers of the experts have biases.
     """
 
     num_experts: int
     num_experts_per_tok: int
     norm_topk_prob: bool
     shared_intermediate_size: int = 0
+    bias: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_experts_per_tok <= self.num_experts:
@@ -49,12 +51,12 @@ def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | No
             "decoder_sparse_step, mlp_only_layers: some layers are dense, which is not implemented; use a model with "
             "experts in every layer"
         )
-    width = "intermediate_size" if model_type in ("mixtral", "olmoe") else "moe_intermediate_size"
+    width = "intermediate_size" if model_type in ("mixtral", "olmoe", "gpt_oss") else "moe_intermediate_size"
     count = "num_local_experts" if "num_local_experts" in fields else "num_experts"  # transformers renamed it
     shared = fields.whole("shared_expert_intermediate_size", 0, least=0) if model_type == "qwen2_moe" else 0
-    normed = model_type == "mixtral" or fields.flag("norm_topk_prob", False)
-    chosen = fields.whole("num_experts_per_tok")
-    return Experts(fields.whole(count, most=_MOST_EXPERTS), chosen, normed, shared), fields.whole(width)
+    normed = model_type in ("mixtral", "gpt_oss") or fields.flag("norm_topk_prob", False)
+    chosen, bias = fields.whole("num_experts_per_tok"), model_type == "gpt_oss"
+    return Experts(fields.whole(count, most=_MOST_EXPERTS), chosen, normed, shared, bias), fields.whole(width)
 
 
 def experts_from_gguf(model_type: str, own: Fields) -> tuple[Experts, int] | None:
@@ -62,24 +64,31 @@ def experts_from_gguf(model_type: str, own: Fields) -> tuple[Experts, int] | Non
     if model_type not in MIXTURE_MODEL_TYPES:
         own.expect("expert_count", 0)
         return None
-    own.expect("expert_gating_func", 1)
+    own.expect("expert_gating_func", *((1, 3) if model_type == "gpt_oss" else (1,)))  # 3: softmax of the chosen
     own.expect("expert_weights_scale", 1.0, 0.0)
     width = own.whole("expert_feed_forward_length", own.get("feed_forward_length", None))
     shared = own.whole("expert_shared_feed_forward_length", 0, least=0)
     normed = own.flag("expert_weights_norm", model_type not in ("qwen2_moe", "olmoe"))
     count = own.whole("expert_count", most=_MOST_EXPERTS)
-    return Experts(count, own.whole("expert_used_count"), normed, shared), width
+    return Experts(count, own.whole("expert_used_count"), normed, shared, model_type == "gpt_oss"), width
 
 
 def expert_shapes(experts: Experts, hidden: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name (inside a layer) and shape of every tensor of a mixture-of-experts feed-forward."""
     shared = experts.shared_intermediate_size
     yield "mlp.gate.weight", (experts.num_experts, hidden)
+    if experts.bias:
+        yield "mlp.gate.bias", (experts.num_experts,)
     widths = [(f"mlp.experts.{i}", inner) for i in range(experts.num_experts)]
     widths += [("mlp.shared_expert", shared)] if shared else []
     for stem, width in widths:
-        yield f"{stem}.gate_proj.weight", (width, hidden)
-        yield f"{stem}.up_proj.weight", (width, hidden)
-        yield f"{stem}.down_proj.weight", (hidden, width)
+        for part, shape in (
+            ("gate_proj", (width, hidden)),
+            ("up_proj", (width, hidden)),
+            ("down_proj", (hidden, width)),
+        ):
+            yield f"{stem}.{part}.weight", shape
+            if experts.bias:
+                yield f"{stem}.{part}.bias", shape[:1]
     if shared:
         yield "mlp.shared_expert_gate.weight", (1, hidden)

@@ -101,6 +101,16 @@ FAMILIES: Mapping[str, Family] = {
                parts=parts.olmo3, gguf_parts=parts.olmo3_gguf),
         Family("olmoe", "olmoe", "experts; one norm over all queries and one over all keys", parts=parts.olmoe,
                gguf_parts=parts.olmoe),
+        Family(
+            "gpt_oss", "gpt-oss", "experts in 4-bit floats, with biases, a clamped gate and 1 added to its factor; "
+            "attention sinks; every second layer with a window",
+            names={"self_attn.sinks.weight": "self_attn.sinks", "mlp.gate": "mlp.router"},
+            woven={"mlp.experts.gate_up_proj": ("mlp.experts.gate_proj", "mlp.experts.up_proj")},
+            transposed=("mlp.experts",), gguf_names={"post_attention_layernorm": "post_attention_norm"},
+            defaults={"head_dim": 64, "sliding_window": 128, "attention_bias": True, "rope_theta": 150000.0,
+                      "num_local_experts": 128, "num_experts_per_tok": 4, "max_position_embeddings": 131072},
+            window="typed", window_every=2, yarn_truncates=False, parts=parts.gpt_oss, gguf_parts=parts.gpt_oss,
+        ),
         Family("exaone4", "exaone4", "norms after attention and feed-forward, none before; norms of queries and keys "
                "per head; where three of four layers have a window, the fourth has no positions", names=_OUT_NORMS,
                window="typed", window_every=4, turns_windows=True,
@@ -134,8 +144,8 @@ FAMILIES: Mapping[str, Family] = {
                 "norm_eps": "layer_norm_epsilon", "hidden_act": "activation_function",
             },
             defaults={"tie_word_embeddings": True, "hidden_act": "gelu_new"}, layers="transformer.h.{}",
-            names=_GPT2_NAMES, stacked={"attn.c_attn": _QKV}, gguf_stacked={"attn_qkv": _QKV}, transposed=True,
-            activation=_GELU_TANH, parts=parts.gpt2, gguf_parts=parts.gpt2_gguf,
+            names=_GPT2_NAMES, stacked={"attn.c_attn": _QKV}, gguf_stacked={"attn_qkv": _QKV},
+            transposed=("self_attn", "mlp"), activation=_GELU_TANH, parts=parts.gpt2, gguf_parts=parts.gpt2_gguf,
         ),
     )
 }  # fmt: skip

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from paceline.models.fields import Fields
 
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+"""A and L of gpt-oss's feed-forward (``gated_clamped`` of `ModelConfig.mlp`)."""
 MOST_LAYERS = 10_000
 """Most layers of a model; a file that says more is damaged."""
 
@@ -29,9 +31,10 @@ class Family:
         differs: a summary of the differences, for the documentation.
         keys: our key to the family's in ``config.json``, where they differ. defaults: values of keys that it omits.
         layers: transformers' prefix of a layer's tensors, with ``{}`` for its number.
-        names: our part to transformers'. stacked: transformers' part to our parts, whose rows it holds in this order.
+        names: our part to transformers', or our tensor to transformers', where it does not end so. stacked:
+            transformers' part to our parts, whose rows it holds in this order. woven: the same where they take turns.
         gguf_names, gguf_stacked: the same for GGUF, in addition to `GGUF_PARTS`.
-        transposed: whether transformers stores linear layers as [in, out].
+        transposed: beginnings of the parts that transformers stores as [in, out].
         pairs: whether GGUF interleaves the rows of queries and keys, (2i, 2i + 1) instead of (i, i + head_dim / 2).
         interleaved: whether the model itself turns pairs (2i, 2i + 1) of a head, so that all files interleave its rows.
         norm_shift: what must be added to norm weights of transformers' files (GGUF has it added).
@@ -44,6 +47,7 @@ class Family:
         gguf_window: the window of GGUF files that state none; 0 for full attention.
         turns_windows: whether, in models with windows, only the layers with a window have rotary positions.
         turns_part: whether ``partial_rotary_factor`` is supported.
+        yarn_truncates: YaRN's ``truncate``, of which GGUF says nothing.
         parts: fields of `ModelConfig` that differ, from ``config.json``. gguf_parts: the same from GGUF.
     """
 
@@ -55,9 +59,10 @@ class Family:
     layers: str = "model.layers.{}"
     names: Mapping[str, str] = field(default_factory=dict)
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    woven: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    transposed: bool = False
+    transposed: tuple[str, ...] = ()
     pairs: bool = False
     interleaved: bool = False
     norm_shift: float = 0.0
@@ -68,6 +73,7 @@ class Family:
     gguf_window: int = 0
     turns_windows: bool = False
     turns_part: bool = False
+    yarn_truncates: bool = True
     parts: Callable[[Fields], dict[str, Any]] = _as_llama
     gguf_parts: Callable[[Fields], dict[str, Any]] = _as_llama
 
@@ -78,7 +84,7 @@ GGUF_PARTS: Mapping[str, str] = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "self_attn.out_norm": "post_attention_norm", "mlp.out_norm": "post_ffw_norm",
+    "self_attn.sinks": "attn_sinks", "self_attn.out_norm": "post_attention_norm", "mlp.out_norm": "post_ffw_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",

@@ -6,7 +6,7 @@ for what all families have in common (`config.py`).
 
 from typing import Any
 
-from paceline.models.family import MOST_LAYERS
+from paceline.models.family import MOST_LAYERS, SWIGLU_ALPHA, SWIGLU_LIMIT
 from paceline.models.fields import Fields, refuse
 
 
@@ -79,6 +79,12 @@ def olmoe(fields: Fields) -> dict[str, Any]:
         if name in fields:
             raise refuse(name, "is not implemented")
     return {"qk_norm": True, "qk_norm_over": "all"}
+
+
+def gpt_oss(fields: Fields) -> dict[str, Any]:
+    fields.expect("swiglu_alpha", SWIGLU_ALPHA)
+    fields.expect("swiglu_limit", SWIGLU_LIMIT)
+    return {"mlp": "gated_clamped", "attention_sinks": True}
 
 
 def exaone4(fields: Fields) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel
 from paceline.models.checkpoint import StoredBlocks, finite
 from paceline.models.fields import shown
+from paceline.models.mxfp4_tensors import Mxfp4Scheme
 
 _PER_WORD = 8
 _BLOCK = 32
@@ -95,12 +96,14 @@ class Int4Scheme:
         stem: name, after the layer's name, of the stored tensor of codes; it marks a quantised layer. order: that of
             the tensor with the group of every input.
         zeros_less_one: whether stored zero points are the true ones minus 1, as in GPTQ's first format.
+        storage: what a checkpoint calls such weights.
     """
 
     method: str
     stem: str
     order: str = "g_idx"
     zeros_less_one: bool = False
+    storage: str = "INT4"
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """Shape [n, k] of a layer whose stored codes have the shape `stored`."""
@@ -157,7 +160,7 @@ def _in_runs(order: np.ndarray, count: int) -> bool:
     return len(order) % count == 0 and np.array_equal(order, np.arange(len(order)) // (len(order) // count))
 
 
-def scheme_of(config: Mapping[str, Any]) -> Int4Scheme | None:
+def scheme_of(config: Mapping[str, Any]) -> Int4Scheme | Mxfp4Scheme | None:
     """The scheme in the ``quantization_config`` of a config.json; None for an unquantised model.
 
     Raises:
@@ -177,9 +180,11 @@ def scheme_of(config: Mapping[str, Any]) -> Int4Scheme | None:
         return Int4Scheme("awq", "qweight")
     if method == "compressed-tensors" and _is_w4a16(quantization):
         return Int4Scheme("compressed-tensors", "weight_packed", order="weight_g_idx")
+    if method == "mxfp4":
+        return Mxfp4Scheme()
     raise UnsupportedModel(
         f"quantization_config: {method!r} ({_kind_of(quantization)}) is not implemented, only 4-bit gptq, awq "
-        "(gemm) and compressed-tensors (pack-quantized, weights only); take one of these, a GGUF file, or the "
+        "(gemm), compressed-tensors (pack-quantized, weights only) and mxfp4; take one of these, a GGUF file, or the "
         "unquantised model"
     )
 

@@ -74,8 +74,10 @@ def _scaled(kind: str, scaling: Fields, fields: Fields, theta: float, dim: int, 
     raise refuse("rope_scaling", f"{shown(kind)} is not implemented, only {_KINDS}")
 
 
-def rope_from_gguf(own: Fields, head_dim: int, longest: int, factors: tuple[float, ...] | None) -> dict[str, Any]:
-    """The rotary fields of `ModelConfig` that a GGUF file asks for.
+def rope_from_gguf(
+    own: Fields, head_dim: int, longest: int, factors: tuple[float, ...] | None, truncates: bool = True
+) -> dict[str, Any]:  # fmt: skip
+    """The rotary fields of `ModelConfig` that a GGUF file asks for; `truncates` is what YaRN's ``truncate`` is there.
 
     `own` are the architecture's key-value pairs without its prefix. GGUF stores the scalings of Llama 3 and LongRoPE as
     computed divisors `factors`, the others as parameters.
@@ -92,7 +94,8 @@ def rope_from_gguf(own: Fields, head_dim: int, longest: int, factors: tuple[floa
     if kind == "yarn":
         if factors is not None:
             raise refuse("rope_freqs.weight", "divisors beside YaRN are not implemented")
-        return out | _yarn_from_gguf(own, factor, original, theta, dim, longest)
+        yarn = {"factor": factor, "original_max_position_embeddings": original, "truncate": truncates}
+        return out | _yarn_from_gguf(own, yarn, theta, dim, longest)
     if kind == "longrope" or "rope.scaling.attn_factor" in own:
         out["rope_factor"] = own.number("rope.scaling.attn_factor", 1.0)
         out["max_position_embeddings"] = min(longest, original)
@@ -101,16 +104,14 @@ def rope_from_gguf(own: Fields, head_dim: int, longest: int, factors: tuple[floa
     return out | ({"rope_inv_freq_scale": (1.0 / factor,) * (dim // 2)} if factor != 1.0 else {})
 
 
-def _yarn_from_gguf(own: Fields, factor: float, original: int, theta: float, dim: int,
-                    longest: int) -> dict[str, Any]:  # fmt: skip
+def _yarn_from_gguf(own: Fields, yarn: dict[str, Any], theta: float, dim: int, longest: int) -> dict[str, Any]:
     """YaRN as llama.cpp reads it; ``attn_factor`` and ``yarn_log_multiplier`` change the attention factor."""
-    prefix = "rope.scaling."
+    prefix, factor = "rope.scaling.", yarn["factor"]
     named = {"beta_fast": f"{prefix}yarn_beta_fast", "beta_slow": f"{prefix}yarn_beta_slow"}
     asked = {ours: own.number(theirs, above=_LEAST) for ours, theirs in named.items() if theirs in own}
-    yarn = {"factor": factor, "original_max_position_embeddings": original, **asked,
-            "llama_4_scaling_beta": own.get("attention.temperature_scale", 0.0)}  # fmt: skip
+    asked["llama_4_scaling_beta"] = own.get("attention.temperature_scale", 0.0)
     own.expect(f"{prefix}yarn_ext_factor", 1.0)
-    found, total = _yarn(Fields(yarn), theta, dim, longest), f"{prefix}yarn_attn_factor"
+    found, total = _yarn(Fields(yarn | asked), theta, dim, longest), f"{prefix}yarn_attn_factor"
     growth = _growth(factor, 1.0) / _growth(factor, own.number(f"{prefix}yarn_log_multiplier", 0.0, above=-1.0))
     if total in own and abs(own.number(total) - growth) > _GROWTH_ROUNDING * growth:
         raise refuse(total, f"{own.number(total):g} is not the growth of {growth:g} that llama.cpp has")

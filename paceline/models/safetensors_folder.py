@@ -1,14 +1,12 @@
 """`SafetensorsCheckpoint`: a model folder as transformers saves it, in one safetensors file or in shards.
 
-Parsed here from a memory map, because the numpy reader of the safetensors package does not support bfloat16. Not for
-the tokenizer in the same folder (`tokenizer_folder.py`).
+Not for the format of the files (`safetensors_header.py`) or the tokenizer in the same folder (`tokenizer_folder.py`).
 """
 
 import math
-import mmap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,37 +20,20 @@ from paceline.models.config import ModelConfig
 from paceline.models.fields import is_text, shown
 from paceline.models.fingerprint import fingerprint_of
 from paceline.models.int4_tensors import Int4Matrix, scheme_of
-from paceline.models.json_file import parse_object, read_json
+from paceline.models.json_file import read_json
+from paceline.models.mxfp4_tensors import Mxfp4Matrix
+from paceline.models.safetensors_header import BYTES_PER_VALUE, StoredTensor, experts_apart, read_headers
 from paceline.models.sources import Source, base_prefix, check_complete, transformers_sources
 from paceline.models.tensor_names import check_depth
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_BYTES_PER_VALUE = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8}
-_WHOLE = {"I32": np.int32, "I64": np.int64}
-_INT4, _WIDENED = "INT4", "F32"
-"""Storage that 4-bit layers report: blocks, or float32 where their groups are not contiguous."""
-_LENGTH_BYTES = 8
-_LONGEST_NAME, _LONGEST_TYPE = 255, 16
+_WHOLE = {"I32": np.int32, "I64": np.int64, "U8": np.uint8}
+_WIDENED = "F32"
+"""Storage that 4-bit layers report where their groups are not contiguous, so that they have no blocks."""
+_LONGEST_NAME = 255
 _OF_HEADS = frozenset({"paceline", "speculators_model_type"})
 """Keys of ``config.json`` that only draft heads have."""
-_LARGEST_HEADER = 100_000_000
-"""The format's own limit."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Entry:
-    """Location of one tensor: in the mapped file `data`, from byte `start` on."""
-
-    data: mmap.mmap
-    start: int
-    num_bytes: int
-    storage: str
-    shape: tuple[int, ...]
-
-    def stored(self) -> np.ndarray:
-        """The bytes."""
-        return np.frombuffer(self.data, np.uint8, self.num_bytes, self.start)
 
 
 class SafetensorsCheckpoint:
@@ -73,8 +54,8 @@ class SafetensorsCheckpoint:
         self._config, self._int4 = ModelConfig.from_hf(values), scheme_of(values)
         weight_map = _weight_map(self._folder)
         self._files = _weight_files(self._folder, weight_map)
-        entries = _read_headers(self._files, weight_map)
-        self._entries = _with_prefix(entries, base_prefix(self._config))
+        entries = read_headers(self._files, weight_map)
+        self._entries = experts_apart(_with_prefix(entries, base_prefix(self._config)))
         check_depth(self._config, len(entries), self._folder)
         if self._config.tie_word_embeddings and self._has_own_head():
             self._config = replace(self._config, tie_word_embeddings=False)
@@ -110,7 +91,7 @@ class SafetensorsCheckpoint:
     def storage(self) -> str:
         """The storage type with the most values; for a 4-bit model that of its 4-bit layers."""
         if self._int4_shapes():
-            return _INT4 if self._has_blocks else _WIDENED
+            return self._int4.storage if self._int4 and self._has_blocks else _WIDENED
         num_values: Counter[str] = Counter()
         for entry in self._entries.values():
             num_values[entry.storage] += math.prod(entry.shape)
@@ -159,7 +140,7 @@ class SafetensorsCheckpoint:
 
     def _floats(self, name: str) -> np.ndarray:
         entry = self._entry(name)
-        if entry.storage not in _BYTES_PER_VALUE or entry.storage in _WHOLE:
+        if entry.storage not in BYTES_PER_VALUE or entry.storage in _WHOLE:
             raise UnsupportedModel(
                 f"{self._folder}: {name} is stored as {entry.storage}; take the model in bfloat16, float16 or float32"
             )
@@ -178,7 +159,7 @@ class SafetensorsCheckpoint:
         count = math.prod(entry.shape)
         return np.frombuffer(entry.data, _WHOLE[entry.storage], count, entry.start).reshape(entry.shape)
 
-    def _entry(self, name: str) -> _Entry:
+    def _entry(self, name: str) -> StoredTensor:
         entry = self._entries.get(name)
         if entry is None:
             raise CorruptWeights(f"{self._folder}: has no tensor {name}; download the model again")
@@ -192,7 +173,7 @@ class SafetensorsCheckpoint:
     def _is_int4(self, name: str) -> bool:
         return self._int4 is not None and f"{name.removesuffix('weight')}{self._int4.stem}" in self._entries
 
-    def _int4_matrix(self, name: str) -> Int4Matrix:
+    def _int4_matrix(self, name: str) -> Int4Matrix | Mxfp4Matrix:
         assert self._int4 is not None
         return self._int4.matrix(name.removesuffix(".weight"), self._stored, self._entries)
 
@@ -251,18 +232,6 @@ def _weight_files(folder: Path, weight_map: Mapping[str, Path]) -> list[Path]:
     return files
 
 
-def _read_headers(files: Sequence[Path], weight_map: Mapping[str, Path]) -> dict[str, _Entry]:
-    """The tensors of all files; of a tensor in two files, the one that the index names."""
-    found: dict[str, _Entry] = {}
-    for path in files:
-        for name, entry in _read_header(path).items():
-            if name in found and name not in weight_map:
-                raise CorruptWeights(f"{path}: {shown(name)} stands in another file too; download the model again")
-            if name not in found or weight_map[name] == path:
-                found[name] = entry
-    return found
-
-
 def _is_inside(name: object) -> bool:
     """Whether `name` is a path inside the folder of the index."""
     if not is_text(name) or not 0 < len(name) <= _LONGEST_NAME:
@@ -270,7 +239,7 @@ def _is_inside(name: object) -> bool:
     return not Path(name).is_absolute() and ".." not in Path(name).parts and ":" not in name and "\\" not in name
 
 
-def _with_prefix(entries: dict[str, _Entry], prefix: str) -> dict[str, _Entry]:
+def _with_prefix(entries: dict[str, StoredTensor], prefix: str) -> dict[str, StoredTensor]:
     """`entries` with the tensor names of the causal language model.
 
     A checkpoint of the bare model lacks `prefix`; a multimodal one has the language model under another prefix.
@@ -287,51 +256,3 @@ def _without(name: str, inner: str, prefix: str) -> str:
     if name.startswith(inner):
         return prefix + name.removeprefix(inner)
     return name.removeprefix("language_model.")
-
-
-def _read_header(path: Path) -> dict[str, _Entry]:
-    """The tensors in the header of a safetensors file, which is its length in 8 bytes, then JSON."""
-    size = path.stat().st_size
-    if size < _LENGTH_BYTES:
-        raise CorruptWeights(f"{path}: truncated to {size} bytes; download it again")
-    with path.open("rb") as file:
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
-    if start > min(size, _LARGEST_HEADER):
-        raise CorruptWeights(f"{path}: truncated, or no safetensors file: its table does not fit; download it again")
-    table = parse_object(data[_LENGTH_BYTES:start], path)
-    entries = {name: _entry(path, name, value, data, start) for name, value in table.items() if name != "__metadata__"}
-    _check_apart(path, entries)
-    return entries
-
-
-def _entry(path: Path, name: str, value: Any, data: mmap.mmap, start: int) -> _Entry:
-    try:
-        shape, (begin, end), storage = tuple(value["shape"]), value["data_offsets"], value["dtype"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptWeights(f"{path}: its table is damaged at {shown(name)} ({error}); download it again") from None
-    bounded = all(type(n) is int and 0 <= n <= len(data) for n in (*shape, begin, end))
-    if not is_text(storage) or len(storage) > _LONGEST_TYPE or not bounded or begin > end:
-        raise CorruptWeights(
-            f"{path}: truncated, or its table is damaged: {shown(name)} has shape {shown(shape)} from byte "
-            f"{shown(begin)} to {shown(end)} of {len(data) - start}; download it again"
-        )
-    if start + end > len(data):
-        raise CorruptWeights(
-            f"{path}: truncated: {name} ends at byte {start + end}, the file has {len(data)}; download it again"
-        )
-    per_value = _BYTES_PER_VALUE.get(storage)
-    if per_value is not None and end - begin != per_value * math.prod(shape):
-        raise CorruptWeights(
-            f"{path}: {name} has {end - begin} bytes, not as its shape {shape} says; download it again"
-        )
-    return _Entry(data, start + begin, end - begin, storage, shape)
-
-
-def _check_apart(path: Path, entries: dict[str, _Entry]) -> None:
-    """Refuse overlapping tensors. Raises CorruptWeights."""
-    end = 0
-    for name, entry in sorted(entries.items(), key=lambda item: item[1].start):
-        if entry.start < end and entry.num_bytes:
-            raise CorruptWeights(f"{path}: {name} overlaps another tensor; download it again")
-        end = max(end, entry.start + entry.num_bytes)

@@ -6,6 +6,7 @@ Built from the tables of `families.py`. Not for reading bytes (`safetensors_fold
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +28,8 @@ class Source:
 
     Attributes:
         name, file_shape: name and shape of the file's tensor. shape: shape of the model's tensor.
-        first: the first row in the file's tensor (after undoing `transposed`; leading axes are flattened to rows).
+        first, every: the first row in the file's tensor (after undoing `transposed`; leading axes are flattened to
+            rows), and how far apart the rows are.
         transposed: whether the file stores [in, out].
         pairs: number of heads whose rows are interleaved as pairs (2i, 2i + 1) instead of halves; 0 for none.
         turned: how many rows of such a head, the first ones, are interleaved; 0 for all.
@@ -42,6 +44,7 @@ class Source:
     pairs: int = 0
     turned: int = 0
     shift: float = 0.0
+    every: int = 1
 
     @property
     def is_whole(self) -> bool:
@@ -56,7 +59,7 @@ class Source:
 
     def rows(self, stored: np.ndarray) -> np.ndarray:
         """The model's rows [n, ...], in its order, of the file's rows [rows, ...]; values or bytes."""
-        part = stored[self.first : self.first + self.shape[0]]
+        part = stored[self.first : self.first + self.every * self.shape[0] : self.every]
         if not self.pairs:
             return part
         heads = part.reshape(self.pairs, part.shape[0] // self.pairs, -1)
@@ -68,17 +71,20 @@ class Source:
 def transformers_sources(config: ModelConfig) -> Iterator[tuple[str, Source]]:
     """(name, source) of every tensor in the files that transformers writes."""
     family = family_of(config.model_type)
-    places = _Places(config, family.stacked)
+    places = _Places(config, family.stacked, family.woven)
     for name, shape in each_tensor(config):
         number, part, kind = _taken_apart(name)
-        stem, first, rows = places.of(part, shape[0])
-        theirs = _transformers_name(family, number, stem, kind)
+        expert = _EXPERT.fullmatch(part)
+        place = places.of(f"mlp.experts.{expert[2]}" if expert else part, shape[0])
+        theirs = _transformers_name(family, number, place.part, expert[1] if expert else None, kind)
         is_norm = "norm" in part and kind == "weight"
-        turned = family.transposed and number is not None and kind == "weight" and len(shape) == 2
-        whole = (rows, *shape[1:])
-        pairs = _heads(config, part) if family.interleaved else 0
-        yield name, Source(theirs, whole[::-1] if turned else whole, shape, first, turned, pairs, rotary_dim(config),
-                           family.norm_shift if is_norm else 0.0)  # fmt: skip
+        transposed = part.startswith(family.transposed) and kind == "weight" and len(shape) == 2
+        whole = (place.rows, *shape[1:])
+        yield name, Source(
+            theirs, whole[::-1] if transposed else whole, shape, place.first, transposed,
+            pairs=_heads(config, part) if family.interleaved else 0, turned=rotary_dim(config),
+            shift=family.norm_shift if is_norm else 0.0, every=place.every,
+        )  # fmt: skip
 
 
 def gguf_sources(config: ModelConfig, has_tensor: Callable[[str], bool]) -> Iterator[tuple[str, Source]]:
@@ -96,11 +102,12 @@ def gguf_sources(config: ModelConfig, has_tensor: Callable[[str], bool]) -> Iter
             stem, first = names[f"mlp.experts.{expert[2]}"], int(expert[1]) * shape[0]
             yield name, Source(f"{prefix}{stem}.{kind}", (config.experts.num_experts, *shape), shape, first)
             continue
-        stem, first, rows = places.of(part, shape[0])
-        whole = (shape[1],) if part == "mlp.shared_expert_gate" else (rows, *shape[1:])
-        pairs = _heads(config, part) if family.pairs or family.interleaved else 0
-        yield name, Source(f"{prefix}{names.get(stem, stem)}.{kind}", whole, shape, first, pairs=pairs,
-                           turned=rotary_dim(config))  # fmt: skip
+        place = places.of(part, shape[0])
+        whole = (shape[1],) if part == "mlp.shared_expert_gate" else (place.rows, *shape[1:])
+        yield name, Source(
+            f"{prefix}{names.get(place.part, place.part)}.{kind}", whole, shape, place.first,
+            pairs=_heads(config, part) if family.pairs or family.interleaved else 0, turned=rotary_dim(config),
+        )  # fmt: skip
 
 
 def check_complete(sources: Iterator[tuple[str, Source]], found: Mapping[str, tuple[int, ...]],
@@ -133,22 +140,37 @@ def base_prefix(config: ModelConfig) -> str:
     return family_of(config.model_type).layers.split(".")[0] + "."
 
 
-class _Places:
-    """The parts that a file stacks in one tensor, with their first rows."""
+class _Place(NamedTuple):
+    """The file's part that holds one of ours, its number of rows, and which of them are ours."""
 
-    def __init__(self, config: ModelConfig, stacked: Mapping[str, tuple[str, ...]]) -> None:
+    part: str
+    rows: int
+    first: int = 0
+    every: int = 1
+
+
+class _Places:
+    """The parts that a file keeps in one tensor, one after another (`stacked`) or row by row in turn (`woven`)."""
+
+    def __init__(
+        self, config: ModelConfig, stacked: Mapping[str, tuple[str, ...]],
+        woven: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:  # fmt: skip
         query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
         inner = config.intermediate_size
         rows = {"q_proj": query, "k_proj": key, "v_proj": key, "gate_proj": inner, "up_proj": inner}
-        self._of: dict[str, tuple[str, int, int]] = {}
+        self._of: dict[str, _Place] = {}
         for theirs, parts in stacked.items():
             sizes = [rows[part.rsplit(".", 1)[1]] for part in parts]
             for i, part in enumerate(parts):
-                self._of[part] = theirs, sum(sizes[:i]), sum(sizes)
+                self._of[part] = _Place(theirs, sum(sizes), sum(sizes[:i]))
+        for theirs, parts in (woven or {}).items():
+            for i, part in enumerate(parts):
+                self._of[part] = _Place(theirs, len(parts) * rows[part.rsplit(".", 1)[1]], i, len(parts))
 
-    def of(self, part: str, rows: int) -> tuple[str, int, int]:
-        """(the file's stacked tensor or `part` itself, first row of `part` in it, its number of rows)."""
-        return self._of.get(part, (part, 0, rows))
+    def of(self, part: str, rows: int) -> _Place:
+        """Where `part` of so many `rows` is."""
+        return self._of.get(part, _Place(part, rows))
 
 
 def _taken_apart(name: str) -> tuple[int | None, str, str]:
@@ -160,14 +182,13 @@ def _taken_apart(name: str) -> tuple[int | None, str, str]:
     return None, stem, kind
 
 
-def _transformers_name(family: Family, number: int | None, part: str, kind: str) -> str:
-    expert = _EXPERT.fullmatch(part)
-    key = f"mlp.experts.{expert[2]}" if expert else part
-    theirs = family.names.get(key, key)
-    if expert:
+def _transformers_name(family: Family, number: int | None, part: str, expert: str | None, kind: str) -> str:
+    theirs = family.names.get(part, part)
+    if expert is not None:
         stem, last = theirs.rsplit(".", 1)
-        theirs = f"{stem}.{expert[1]}.{last}"
-    return f"{theirs}.{kind}" if number is None else f"{family.layers.format(number)}.{theirs}.{kind}"
+        theirs = f"{stem}.{expert}.{last}"
+    whole = family.names.get(f"{part}.{kind}", f"{theirs}.{kind}")
+    return whole if number is None else f"{family.layers.format(number)}.{whole}"
 
 
 def _heads(config: ModelConfig, part: str) -> int:

@@ -76,6 +76,8 @@ def _attention(config: ModelConfig) -> Iterator[Named]:
         yield "self_attn.q_norm.weight", (query if over_all else config.head_dim,)
         yield "self_attn.k_norm.weight", (key if over_all else config.head_dim,)
     yield from _linear("self_attn.o_proj", config.hidden_size, query, config.attention_out_bias)
+    if config.attention_sinks:
+        yield "self_attn.sinks.weight", (config.num_attention_heads,)
 
 
 def _feed_forward(config: ModelConfig) -> Iterator[Named]:

@@ -14,6 +14,8 @@ LLAMA3 = {
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 WINDOW = {"sliding_window": 9}
+STDS = {"gate_up_proj": 0.6, "sinks": 2.0}
+"""Standard deviations that make gpt-oss's gates reach their limits, and its sinks matter."""
 ENDS = {"pad_token_id": 0, "eos_token_id": 2}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 USUAL = {"query_pre_attn_scalar": 16}
@@ -62,6 +64,9 @@ def _configs():
         "olmo3": t.Olmo3Config(**SIZES | many, **WINDOW, eos_token_id=2, rope_parameters={
             "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}),
         "olmoe": t.OlmoeConfig(**SIZES, num_experts=6, num_experts_per_tok=3, eos_token_id=2),
+        "gpt_oss": t.GptOssConfig(
+            **SIZES, **WINDOW, head_dim=16, num_local_experts=6, num_experts_per_tok=3, eos_token_id=2,
+            rope_parameters=YARN | {"truncate": False}),
         "ministral3": t.Ministral3Config(**SIZES, head_dim=16, eos_token_id=2, rope_parameters=YARN | {
             "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}),
         "exaone4": t.Exaone4Config(**SIZES | many, **WINDOW),
@@ -94,7 +99,7 @@ def tiny_models(tmp_path_factory):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
         for name, parameter in model.named_parameters():
             is_scale = parameter.ndim == 1 and name.endswith("weight")
-            torch.nn.init.normal_(parameter, mean=1.0 if is_scale else 0.0, std=0.2)
+            torch.nn.init.normal_(parameter, mean=1.0 if is_scale else 0.0, std=STDS.get(name.rsplit(".", 1)[-1], 0.2))
         folder = tmp_path_factory.mktemp(family)
         model.save_pretrained(folder)
         models[family] = (folder, model)

@@ -4,7 +4,7 @@ Written apart from the reader, so that a mistake in its tables is seen. Not a co
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3",
     "phi3": "phi3", "smollm3": "smollm3", "olmo2": "olmo2", "granite": "granite", "gpt2": "gpt2", "olmo3": "olmo2",
     "olmoe": "olmoe", "ministral3": "mistral3", "exaone4": "exaone4", "glm": "chatglm", "glm4": "glm4",
-    "seed_oss": "seed_oss", "ernie4_5": "ernie4_5", "starcoder2": "starcoder2", "stablelm": "stablelm",
+    "gpt_oss": "gpt-oss", "seed_oss": "seed_oss", "ernie4_5": "ernie4_5", "starcoder2": "starcoder2",
+    "stablelm": "stablelm",
 }  # fmt: skip
 IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "ministral3")
 _LLAMA_KEYS = {
@@ -40,8 +41,11 @@ _LLAMA_KEYS = {
 }  # fmt: skip
 
 
-def convert(path: Path, folder: Path, vocabulary: dict | None = None, storage: str = "F32") -> Path:
-    """Write the model that transformers saved in `folder` to `path`, its matrices as `storage`."""
+def convert(
+    path: Path, folder: Path, vocabulary: dict | None = None, storage: str | Callable[[str], str] = "F32"
+) -> Path:  # fmt: skip
+    """Write the model that transformers saved in `folder` to `path`, its matrices as `storage`, which may depend on
+    GGUF's name of a matrix."""
     config = json.loads((folder / "config.json").read_text())
     tensors = dict(_tensors(config, load_file(folder / "model.safetensors")))
     architecture = ARCHITECTURES[config["model_type"]]
@@ -49,7 +53,8 @@ def convert(path: Path, folder: Path, vocabulary: dict | None = None, storage: s
     for key, value in (_metadata(config) | (vocabulary or {})).items():
         add_pair(writer, key if key.startswith("tokenizer.") else f"{architecture}.{key}", value)
     for name, values in (_rope_factors(config) | tensors).items():
-        kind = gguf.GGMLQuantizationType[storage if values.ndim > 1 else "F32"]
+        asked = storage if isinstance(storage, str) else storage(name)
+        kind = gguf.GGMLQuantizationType[asked if values.ndim > 1 and name.endswith(".weight") else "F32"]
         stored = gguf.quants.quantize(np.ascontiguousarray(values, dtype=np.float32), kind)
         writer.add_tensor(name, stored, raw_dtype=kind)
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
@@ -111,7 +116,8 @@ def _tensors(config: dict[str, Any], stored: dict[str, np.ndarray]) -> Iterator[
     kind, layers = config["model_type"], config.get("num_hidden_layers") or config["n_layer"]
     names = gguf.get_tensor_name_map(next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == ARCHITECTURES[kind]),
                                      layers)  # fmt: skip
-    for name, values in _experts_together(stored).items():
+    stored = _gpt_oss(stored) if kind == "gpt_oss" else _experts_together(stored)
+    for name, values in stored.items():
         found = names.get_name(name, (".weight", ".bias"))
         assert found is not None, name
         yield found, _changed(config, name, values)
@@ -127,6 +133,22 @@ def _changed(config: dict[str, Any], name: str, values: np.ndarray) -> np.ndarra
     if kind == "gpt2" and ".h." in name and values.ndim == 2:
         return values.T
     return values.reshape(-1) if name.endswith("shared_expert_gate.weight") else values
+
+
+def _gpt_oss(stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Gate and up of the experts apart, [experts, out, in]; attention sinks as a weight."""
+    out = {}
+    for name, values in stored.items():
+        stem, _, part = name.rpartition(".")
+        part, kind = (part.removesuffix("_bias"), "bias") if part.endswith("_bias") else (part, "weight")
+        turned = values.swapaxes(1, 2) if kind == "weight" and ".experts." in name else values
+        if part == "gate_up_proj":
+            out[f"{stem}.gate_proj.{kind}"], out[f"{stem}.up_proj.{kind}"] = turned[:, ::2], turned[:, 1::2]
+        elif part in ("down_proj", "sinks"):
+            out[f"{stem}.{part}.{kind}"] = turned
+        else:
+            out[name] = values
+    return out
 
 
 def _experts_together(stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

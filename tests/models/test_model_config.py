@@ -63,6 +63,8 @@ def test_a_list_of_end_ids_is_kept():
     assert ModelConfig.from_hf(LLAMA | {"eos_token_id": [7, 9]}).eos_token_ids == (7, 9)
     ends = {"tokenizer.ggml.eos_token_id": 7, "tokenizer.ggml.eot_token_id": 9}
     assert ModelConfig.from_gguf(GGUF | ends, GGUF_SHAPES).eos_token_ids == (7, 9)
+    harmony = {"tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.tokens": ["<|end|>", "<|return|>", "a", "<|call|>"]}
+    assert ModelConfig.from_gguf(GGUF | harmony, GGUF_SHAPES).eos_token_ids == (1, 3)
     gemma = {"tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.tokens": ["<pad>", "<eos>", "<end_of_turn>", "a"]}
     assert ModelConfig.from_gguf(GGUF | gemma, GGUF_SHAPES).eos_token_ids == (1, 2)
 
@@ -236,6 +238,7 @@ def test_both_spellings_of_rope_settings_mean_the_same():
         (LLAMA, {"model_type": "stablelm", "layer_norm_eps": 1e-5, "qk_layernorm": True}, "qk_layernorm"),
         (LLAMA, {"model_type": "stablelm", "layer_norm_eps": 1e-5, "use_parallel_residual": True}, "use_parallel"),
         (MIXTURE, {"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv"),
+        (MIXTURE, {"model_type": "gpt_oss", "swiglu_limit": 5.0}, "swiglu_limit"),
         (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
     ],
 )

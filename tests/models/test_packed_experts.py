@@ -30,6 +30,7 @@ def mixtures():
         "qwen2_moe": t.Qwen2MoeConfig(**WIDE, **EXPERTS, shared_expert_intermediate_size=64),
         "qwen3_moe": t.Qwen3MoeConfig(**WIDE, **EXPERTS, head_dim=32, norm_topk_prob=True),
         "mixtral": t.MixtralConfig(**WIDE, num_local_experts=4, num_experts_per_tok=2),
+        "gpt_oss": t.GptOssConfig(**WIDE, head_dim=32, num_local_experts=6, num_experts_per_tok=3, sliding_window=9),
     }
 
 
@@ -74,7 +75,7 @@ def check(checkpoint) -> None:
 
 
 @pytest.mark.parametrize("storage", ["Q8_0", "Q4_0", "Q5_1"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "gpt_oss"])
 def test_blocks_of_a_gguf_file(family, storage, folders, tmp_path):
     check(GGUFCheckpoint(convert(tmp_path / "model.gguf", folders[family], storage=storage)))
 

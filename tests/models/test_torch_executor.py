@@ -17,7 +17,7 @@ FAMILIES = [
     "llama", "llama-biased", "llama3", "llama-linear", "mistral", "qwen2", "qwen2-yarn", "qwen3", "qwen2_moe",
     "qwen3_moe", "mixtral", "gemma", "gemma2", "gemma3_text", "phi3", "phi3-long", "smollm3", "olmo2", "granite",
     "gpt2", "olmo3", "olmoe", "ministral3", "exaone4", "exaone4-small", "glm", "glm4", "seed_oss", "ernie4_5",
-    "starcoder2", "stablelm",
+    "starcoder2", "stablelm", "gpt_oss",
 ]  # fmt: skip
 TOLERANCE = 1e-4
 PAGES = (3, 0, 5)

@@ -75,5 +75,8 @@ def attend_by_position(
             continue
         seen, known = keys[slots].float(), values[slots].float()
         scores = soft_cap(torch.einsum("kgd,nkd->nkg", grouped[row], seen) * form.scale, form.cap)
-        mixed[row] = torch.einsum("nkg,nkd->kgd", scores.softmax(dim=0), known).flatten(0, 1).to(query.dtype)
+        if form.sinks is not None:
+            scores = torch.cat([scores, form.sinks.float().view(1, *scores.shape[1:])])
+        weights = scores.softmax(dim=0)[: len(slots)]
+        mixed[row] = torch.einsum("nkg,nkd->kgd", weights, known).flatten(0, 1).to(query.dtype)
     return mixed

@@ -26,7 +26,7 @@ from paceline.models.cuda_executor.kernels.entries import gated, place_heads, rm
 from paceline.models.cuda_executor.kernels.products import Weights, partials, product
 from paceline.models.cuda_executor.peers import Peers
 from paceline.models.positions import NO_TABLE
-from paceline.models.torch_executor.layers import Attention, FeedForward, Layer, Pass, RMSNorm
+from paceline.models.torch_executor.layers import Attention, FeedForward, Layer, Pass, RMSNorm, with_sinks
 from paceline.models.torch_executor.model import DecoderStack, Stage, Taps, last_taps
 from paceline.models.torch_executor.split_layers import VocabularyParallelEmbedding
 
@@ -214,7 +214,7 @@ class FusedAttention(nn.Module):
         super().__init__()
         self.project, self.out = _joined([own.query, own.key, own.value]), own.out
         self.query_norm, self.key_norm = own.query_norm, own.key_norm
-        self.table, self.form = own.table, own.form
+        self.table, self.form, self.sinks = own.table, own.form, own.sinks
 
     @property
     def is_plain(self) -> bool:
@@ -235,7 +235,7 @@ class FusedAttention(nn.Module):
         keys, values = step.cache.keys[layer], step.cache.values[layer]
         angles = step.angles[self.table]
         query = place_heads(*projected, self._norms, angles, step.slots, keys, values, bias)  # type: ignore[call-arg]
-        return step.attend(query, keys, values, self.form).flatten(1)
+        return step.attend(query, keys, values, with_sinks(self.form, self.sinks)).flatten(1)
 
     @property
     def _norms(self) -> tuple[Tensor, Tensor, float] | None:
@@ -306,7 +306,7 @@ def _fused_layer(own: Layer, peers: Peers) -> nn.Module:
     """The layer, with those parts fused that can be."""
     attention = FusedAttention(own.attention) if _turns_heads(own.attention) else own.attention
     feed_forward = own.feed_forward
-    if isinstance(feed_forward, FeedForward) and feed_forward.gate is not None:
+    if isinstance(feed_forward, FeedForward) and feed_forward.gate is not None and feed_forward.fuses:
         feed_forward = FusedFeedForward(feed_forward)
     norms = own.attention_norm, own.feed_forward_norm
     after = own.attention_out_norm, own.feed_forward_out_norm

@@ -122,8 +122,11 @@ def blocks_at_once(num_rows, num_segments, num_threads, shape):
 
 
 @kernel(forceinline=True)
-def attend_blocks(first, last, layer, window, thread, shape, batch, scratch, keys, values):
-    """Process blocks `first` .. `last` - 1, at most `MOST_BLOCKS`, of a layer's [kv_heads, rows, blocks of a group]."""
+def attend_blocks(first, last, layer, window, sinks, thread, shape, batch, scratch, keys, values):
+    """Process blocks `first` .. `last` - 1, at most `MOST_BLOCKS`, of a layer's [kv_heads, rows, blocks of a group].
+
+    `sinks` [heads] are scores of keys without values, or empty.
+    """
     per_head = len(batch.segments) * blocks_per_group(shape)
     while first < last:
         kv_head, start = divmod(first, per_head)
@@ -141,7 +144,7 @@ def attend_blocks(first, last, layer, window, thread, shape, batch, scratch, key
             batch.natural_lengths,
             batch.num_keys,
         )
-        _attend_run(run, thread, batch, scratch, keys, values)
+        _attend_run(run, sinks, thread, batch, scratch, keys, values)
         first += run.last - run.first
 
 
@@ -167,14 +170,14 @@ def _first_run(
 
 
 @kernel(forceinline=True)
-def _attend_run(run, thread, batch, scratch, keys, values):
+def _attend_run(run, sinks, thread, batch, scratch, keys, values):
     lent = scratch.attention
     page_starts, value_starts = lent.page_starts[thread], lent.value_starts[thread]
     scores, sums = lent.scores[thread], lent.sums[thread]
     natural_lengths, num_keys, branch_slots = batch.natural_lengths, batch.num_keys, batch.branch_slots
     _locate_pages(run, batch.page_tables[batch.segments[run.first // run.blocks]], page_starts, value_starts)
     _score_pages(run, scratch.qkv, keys, values, natural_lengths, num_keys, page_starts, scores)
-    _finish_scores(run, scratch.qkv, keys, values, natural_lengths, num_keys, branch_slots, page_starts, scores)
+    _finish_scores(run, sinks, scratch.qkv, keys, values, natural_lengths, num_keys, branch_slots, page_starts, scores)
     if len(scratch.page_mass) > 0:
         _weigh_pages(run, scores, natural_lengths, num_keys, scratch.page_mass, batch.page_tables.shape[1])
     _mix_values(run, values, natural_lengths, num_keys, branch_slots, page_starts, value_starts, scores, sums)
@@ -251,7 +254,7 @@ def _score_pages(run, qkv, keys, values, natural_lengths, num_keys, page_starts,
 
 
 @kernel
-def _finish_scores(run, qkv, keys, values, natural_lengths, num_keys, branch_slots, page_starts, scores):
+def _finish_scores(run, sinks, qkv, keys, values, natural_lengths, num_keys, branch_slots, page_starts, scores):
     """Scores of the rows' branches, then soft cap and `softmax` of all."""
     spare = len(page_starts) - PAGES_AHEAD - 1
     for block in range(run.first, run.last):
@@ -276,7 +279,8 @@ def _finish_scores(run, qkv, keys, values, natural_lengths, num_keys, branch_slo
             if run.cap > 0:
                 cap_scores(scores, head_at, num_keys[row] - start, run.cap)
             scores[head_at : head_at + first - start] = NOTHING
-            factor = softmax(scores, head_at, num_keys[row] - start)
+            sink = sinks[head + one] if len(sinks) > 0 else NOTHING
+            factor = softmax(scores, head_at, num_keys[row] - start, sink)
             scores[_factor_place(at, one, run)] = factor
 
 

@@ -209,15 +209,16 @@ def cap_scores(scores, first, length, cap):
 
 
 @kernel
-def softmax(scores, first, length):
+def softmax(scores, first, length, sink):
     """Turn `length` scores from `first` on into e^(score - highest) in place; zeros after them up to a multiple of 16.
 
-    Returns 1 / their sum, the factor that normalises them.
+    `sink` is one more score, of a key without a value (`NOTHING` for none). Returns 1 / the sum of all, the factor
+    that normalises them.
     """
     padded = (length + v.LANES - 1) // v.LANES * v.LANES
     for i in range(first + length, first + padded):
         scores[i] = NOTHING
-    highest = v.splat(NOTHING)
+    highest = v.splat(sink)
     for i in range(first, first + padded, v.LANES):
         highest = v.maximum(highest, v.load(scores, i))
     top = v.splat(v.max_lanes(highest))
@@ -226,7 +227,10 @@ def softmax(scores, first, length):
         e = v.exp(v.sub(v.load(scores, i), top))
         v.store(scores, i, e)
         total = v.add(total, e)
-    return np.float32(1) / v.sum_lanes(total)
+    summed = v.sum_lanes(total)
+    if sink > NOTHING:
+        summed += v.max_lanes(v.exp(v.sub(v.splat(sink), top)))
+    return np.float32(1) / summed
 
 
 def _make_kernels(heads: int):

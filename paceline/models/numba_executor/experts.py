@@ -1,4 +1,4 @@
-"""A mixture-of-experts feed-forward (Shazeer et al. 2017; Qwen2-MoE and Mixtral layouts) for a team of threads.
+"""A mixture-of-experts feed-forward (Shazeer et al. 2017; as in Qwen2-MoE, Mixtral and gpt-oss) for a team of threads.
 
 Rows are routed to experts and sorted by expert, and each expert multiplies its rows with the kernels of a dense layer.
 The outputs of a row's experts are added in the order of the row's choice, so its result is bitwise the same whatever
@@ -27,11 +27,12 @@ EXPERT_PHASES = 7
 class ExpertWeights(NamedTuple):
     """Weights of a mixture besides those of its experts; empty for dense models.
 
-    `router` [layers, experts, hidden] and `shared_gate` [layers, hidden] are float32; the shared expert is packed as a
-    dense feed-forward is.
+    `router` [layers, experts, hidden], its `router_bias` [layers, experts] (empty for none) and `shared_gate` [layers,
+    hidden] are float32; the shared expert is packed as a dense feed-forward is.
     """
 
     router: np.ndarray
+    router_bias: np.ndarray
     shared_gate: np.ndarray
     shared_gate_up: np.ndarray
     shared_gate_up_scales: np.ndarray
@@ -114,8 +115,11 @@ def _route(row, layer, thread, shape, weights, scratch):
     e, hidden, x = scratch.experts, shape.hidden, scratch.row[thread]
     read_row(scratch.normed, row, hidden, x)
     for expert in range(shape.experts):
-        at = (layer * shape.experts + expert) * hidden
-        e.logits[row * shape.experts + expert] = _dot(x, weights.experts.router, at, hidden)
+        at = layer * shape.experts + expert
+        logit = _dot(x, weights.experts.router, at * hidden, hidden)
+        if len(weights.experts.router_bias) > 0:
+            logit += weights.experts.router_bias[at]
+        e.logits[row * shape.experts + expert] = logit
     _softmax(e.logits, row * shape.experts, shape.experts)
     _choose(row, shape, e)
     if shape.shared_inner > 0:
@@ -173,7 +177,7 @@ def _multiply_experts(counters, phase, layer, thread, shape, weights, scratch, i
         if is_down:
             multiply(
                 e.inner, first, last - first, inner, weights.down, matrix * hidden * inner,
-                weights.down_scales, weights.down_scales[:0], matrix * hidden, e.out[first * hidden :], 0, hidden,
+                weights.down_scales, weights.down_bias, matrix * hidden, e.out[first * hidden :], 0, hidden,
                 panel, panel + 1, False, scratch.wide[thread],
             )  # fmt: skip
         else:

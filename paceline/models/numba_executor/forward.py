@@ -84,7 +84,8 @@ class Weights(NamedTuple):
     """Packed panels, their scales per output column, and vectors; one flat array per kind over all layers.
 
     `query_norm` and `key_norm` [layers, head_dim] or [layers, heads * head_dim] are empty where there are no such
-    norms; so are biases, the norms `attention_out_norm` and `mlp_out_norm`, and learned `positions`.
+    norms; so are biases, the norms `attention_out_norm` and `mlp_out_norm`, learned `positions`, and `sinks` [layers,
+    heads], scores of keys without values.
     `windows` and `rope_numbers` [layers]: keys that a row sees (0 for all), and the rotary table (-1 for none).
     `rope_cos` and `rope_sin` are [tables, positions, rotary / 2].
 
@@ -120,6 +121,7 @@ class Weights(NamedTuple):
     final_norm: np.ndarray
     final_norm_bias: np.ndarray
     positions: np.ndarray
+    sinks: np.ndarray
     experts: ExpertWeights
     windows: np.ndarray
     rope_numbers: np.ndarray
@@ -243,14 +245,15 @@ def _place_rows(phase, layer, num_threads, num_rows, shape, eps, weights, batch,
 
 @kernel
 def _attend_rows(
-    phase, layer, window, thread, num_threads, num_rows, shape, batch, scratch, keys, values
+    phase, layer, weights, thread, num_threads, num_rows, shape, batch, scratch, keys, values
 ):  # fmt: skip
+    window, sinks = weights.windows[layer], weights.sinks[layer * shape.heads : (layer + 1) * shape.heads]
     total = num_rows * shape.kv_heads * blocks_per_group(shape)
     size = blocks_at_once(num_rows, len(batch.page_tables), num_threads, shape)
     first = take(scratch.counters, phase, size, total)
     while first >= 0:
         last = min(first + size, total)
-        attend_blocks(first, last, layer, window, thread, shape, batch, scratch, keys, values)
+        attend_blocks(first, last, layer, window, sinks, thread, shape, batch, scratch, keys, values)
         first = take(scratch.counters, phase, size, total)
 
 
@@ -283,7 +286,7 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
     _place_rows(phase + 2, layer, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values)
     met = barrier_before(counters, met, thread, num_threads, weights.output, layer, hidden, heads_width, 1)
     _attend_rows(
-        phase + 3, layer, weights.windows[layer], thread, num_threads, num_rows, shape, batch, scratch, keys, values,
+        phase + 3, layer, weights, thread, num_threads, num_rows, shape, batch, scratch, keys, values,
     )  # fmt: skip
     met = barrier_before(counters, met, thread, num_threads, weights.output, layer, hidden, heads_width, 1)
     product(

@@ -9,6 +9,7 @@ Shared by the dense layer (`forward.py`) and the mixture of experts (`experts.py
 import numpy as np
 
 from paceline.models.base import PAGE_SIZE
+from paceline.models.family import SWIGLU_ALPHA, SWIGLU_LIMIT
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel import kernel
@@ -17,7 +18,8 @@ from paceline.models.numba_executor.operand import put
 from paceline.models.numba_executor.team import take_after
 
 CHUNKS_PER_THREAD = 4
-SILU, GELU = 0, 1
+SILU, GELU, CLAMPED = 0, 1, 2
+"""Activations of a feed-forward, as `ModelConfig.mlp` names them."""
 
 
 @kernel
@@ -54,19 +56,27 @@ def product(
 
 @kernel
 def _activate(buffer, start, shape):
-    """Apply silu or gelu (tanh formula) to a panel in place; with a gate, multiply by the panel after it.
+    """Apply the activation to a panel in place; with a gate, multiply by the panel after it.
 
-    Both are x / (1 + e^-y), with y = x or twice the argument of the tanh.
+    All are x / (1 + e^-y), with y = x (silu), twice the argument of the tanh (gelu) or y = alpha x (gpt-oss, which
+    clamps both panels and adds 1 to the one after the gate).
     """
-    one, zero = v.splat(np.float32(1)), v.splat(np.float32(0))
+    one, zero, limit = v.splat(np.float32(1)), v.splat(np.float32(0)), v.splat(np.float32(SWIGLU_LIMIT))
     for at in range(start, start + PANEL, v.LANES):
         x = v.load(buffer, at)
         y = x
         if shape.activation == GELU:
             cubic = v.fma(v.mul(v.mul(x, x), x), v.splat(np.float32(0.044715)), x)
             y = v.mul(cubic, v.splat(np.float32(2 * 0.7978845608028654)))
+        up = one
         if shape.gated:
-            x = v.mul(x, v.load(buffer, at + PANEL))
+            up = v.load(buffer, at + PANEL)
+        if shape.activation == CLAMPED:
+            x = v.minimum(x, limit)
+            y = v.mul(x, v.splat(np.float32(SWIGLU_ALPHA)))
+            up = v.add(v.maximum(v.minimum(up, limit), v.sub(zero, limit)), one)
+        if shape.gated:
+            x = v.mul(x, up)
         v.store(buffer, at, v.div(x, v.add(one, v.exp(v.sub(zero, y)))))
 
 

@@ -203,6 +203,7 @@ sub = _lanewise(lambda b, x, y: b.fsub(x, y), 2)
 mul = _lanewise(lambda b, x, y: b.fmul(x, y), 2)
 div = _lanewise(lambda b, x, y: b.fdiv(x, y), 2)
 maximum = _lanewise(lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y), 2)
+minimum = _lanewise(lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y), 2)
 fma = _lanewise(fma_ir, 3)
 
 _LOG2_E = 1.4426950408889634

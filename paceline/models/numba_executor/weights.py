@@ -23,7 +23,7 @@ from paceline.models.numba_executor.conversions import filled, place_of
 from paceline.models.numba_executor.experts import ExpertWeights
 from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, ZERO_BYTE, pack, padded_rows
-from paceline.models.numba_executor.linear import GELU, SILU
+from paceline.models.numba_executor.linear import CLAMPED, GELU, SILU
 from paceline.models.numba_executor.operand import GROUP, ROUNDS, activations_of
 from paceline.models.positions import frequencies, rotary_dim
 from paceline.types import Progress
@@ -70,7 +70,7 @@ def shape_of(config: ModelConfig) -> Shape:
         norm_top_k=bool(config.experts and config.experts.norm_topk_prob),
         attention_scale=np.float32(config.attention_scale or dim**-0.5),
         attention_cap=np.float32(config.attention_softcap),
-        activation=SILU if config.mlp == "gated_silu" else GELU,
+        activation={"gated_silu": SILU, "gated_clamped": CLAMPED}.get(config.mlp, GELU),
         gated=config.is_gated,
         layer_norm=config.norm == "layer",
         pre_norms=config.pre_norms,
@@ -283,6 +283,9 @@ def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.nda
     def alone(name: str) -> np.ndarray:
         return _flat([checkpoint.tensor(name)] if name in names else [])
 
+    feed_forwards = [f"{layer}mlp." for layer in layers]
+    if checkpoint.config.experts:
+        feed_forwards = [f"{stem}experts.{expert}." for stem in feed_forwards for expert in range(shape.experts)]
     for name, part in _NORMS.items():
         yield name, of_layers(f"{part}.weight")
         if name in ("attention_norm", "mlp_norm"):
@@ -291,13 +294,15 @@ def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.nda
     yield "final_norm_bias", alone("model.norm.bias")
     yield "positions", alone("model.position_embeddings.weight")
     yield "output_bias", of_layers("self_attn.o_proj.bias")
-    yield "down_bias", of_layers("mlp.down_proj.bias")
-    firsts = ["mlp.gate_proj.bias", "mlp.up_proj.bias"] if shape.gated else ["mlp.up_proj.bias"]
-    yield "gate_up_bias", _stacked_biases(checkpoint, layers, names, firsts, interleave=shape.gated)
+    yield "sinks", of_layers("self_attn.sinks.weight")
+    yield "down_bias", _stacked_biases(checkpoint, feed_forwards, names, ["down_proj.bias"])
+    firsts = ["gate_proj.bias", "up_proj.bias"] if shape.gated else ["up_proj.bias"]
+    yield "gate_up_bias", _stacked_biases(checkpoint, feed_forwards, names, firsts, interleave=shape.gated)
     queries = [f"self_attn.{x}_proj.bias" for x in "qkv"]
     yield "qkv_bias", _stacked_biases(checkpoint, layers, names, queries, columns=shape.qkv)
     if checkpoint.config.experts:
         yield "router", of_layers("mlp.gate.weight")
+        yield "router_bias", of_layers("mlp.gate.bias")
         if shape.shared_inner:
             yield "shared_gate", of_layers("mlp.shared_expert_gate.weight")
 
@@ -310,13 +315,13 @@ _NORMS = {
 
 
 def _stacked_biases(
-    checkpoint: Checkpoint, layers: list[str], names: frozenset[str], parts: list[str], interleave: bool = False,
+    checkpoint: Checkpoint, stems: list[str], names: frozenset[str], parts: list[str], interleave: bool = False,
     columns: int = 0,
 ) -> np.ndarray:  # fmt: skip
-    """Per layer the biases `parts` one after the other or panel by panel, with zeros up to `columns`."""
+    """Per stem the biases `parts` one after the other or panel by panel, with zeros up to `columns`."""
     rows = []
-    for layer in layers if layers[0] + parts[0] in names else ():
-        biases = [checkpoint.tensor(layer + part) for part in parts]
+    for stem in stems if stems[0] + parts[0] in names else ():
+        biases = [checkpoint.tensor(stem + part) for part in parts]
         one = np.stack([b.reshape(-1, PANEL) for b in biases], axis=1) if interleave else np.concatenate(biases)
         rows.append(np.pad(one.reshape(-1), (0, max(0, columns - one.size))))
     return _flat(rows)

@@ -23,11 +23,13 @@ class AttentionForm:
         scale: factor on scores.
         cap: soft cap of scores, cap tanh(x / cap); 0 for none.
         window: sliding window in keys, the row's own included; 0 for full attention.
+        sinks: [H] scores of one more key per head, which has no value (gpt-oss); None without.
     """
 
     scale: float
     cap: float = 0.0
     window: int = 0
+    sinks: Tensor | None = None
 
 
 class Attends(Protocol):
@@ -65,7 +67,7 @@ class SegmentAttention:
         for i, view in enumerate(self._views):
             q, k, v = (t.transpose(0, 1) for t in (query[view.rows], keys[view.slots], values[view.slots]))
             mask = view.masks[form.window]
-            if form.cap:
+            if form.cap or form.sinks is not None:
                 found = _weights(q, k, mask, form).to(v.dtype) @ _repeated(v, len(q))
             else:
                 found = functional.scaled_dot_product_attention(
@@ -85,4 +87,8 @@ def _repeated(x: Tensor, heads: int) -> Tensor:
 def _weights(query: Tensor, key: Tensor, mask: Tensor, form: AttentionForm) -> Tensor:
     """[H, m, n] softmax(query . key * scale) of query [H, m, D] and key [K, n, D]."""
     scores = query.float() @ _repeated(key, len(query)).float().transpose(1, 2) * form.scale
-    return soft_cap(scores, form.cap).masked_fill(~mask, -torch.inf).softmax(dim=-1)
+    scores = soft_cap(scores, form.cap).masked_fill(~mask, -torch.inf)
+    if form.sinks is None:
+        return scores.softmax(dim=-1)
+    sinks = form.sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
+    return torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]

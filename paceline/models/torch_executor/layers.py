@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from paceline.models.config import ModelConfig
 from paceline.models.experts import Experts
+from paceline.models.family import SWIGLU_ALPHA, SWIGLU_LIMIT
 from paceline.models.positions import NO_TABLE, rope_table_of
 from paceline.models.torch_executor.attention import Attends, AttentionForm
 from paceline.models.torch_executor.cache import TorchKVCache
@@ -71,6 +72,19 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return torch.cat([turned, rest], dim=-1).to(x.dtype)
 
 
+class Sinks(nn.Module):
+    """One score per head, of a key without a value."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads))
+
+
+def with_sinks(form: AttentionForm, sinks: Sinks | None) -> AttentionForm:
+    """`form` with the scores of `sinks`."""
+    return form if sinks is None else replace(form, sinks=sinks.weight)
+
+
 class Attention(nn.Module):
     """Grouped-query attention (Ainslie et al. 2023): H / K query heads share a key head; K = H is multi-head attention.
 
@@ -92,6 +106,7 @@ class Attention(nn.Module):
         self.over_all = config.qk_norm_over == "all"
         self.table = rope_table_of(config, number)
         scale = config.attention_scale or self.head_dim**-0.5
+        self.sinks = Sinks(self.heads) if config.attention_sinks else None
         self.form = AttentionForm(scale, config.attention_softcap, config.window(number))
 
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
@@ -102,7 +117,7 @@ class Attention(nn.Module):
         keys, values = step.cache.keys[layer], step.cache.values[layer]
         keys[step.slots] = key
         values[step.slots] = self.value(x).view(-1, self.key_heads, self.head_dim)
-        return self.out(step.attend(query, keys, values, self.form).flatten(1))
+        return self.out(step.attend(query, keys, values, with_sinks(self.form, self.sinks)).flatten(1))
 
     def _normed(self, x: Tensor, norm: nn.Module, heads: int) -> Tensor:
         """[M, heads, D] of x [M, heads * D], with its norm over all heads together or over each."""
@@ -117,37 +132,56 @@ def _query_key_norm(config: ModelConfig, heads: int) -> nn.Module:
 
 
 class FeedForward(nn.Module):
-    """down(act(gate(x)) * up(x)) with silu or gelu (Shazeer 2020), or down(gelu(up(x))) as in GPT-2."""
+    """down(act(gate(x)) * up(x)) with silu or gelu (Shazeer 2020), down(gelu(up(x))) as in GPT-2, or gpt-oss's form."""
 
     def __init__(self, config: ModelConfig, total: Sum = alone) -> None:
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.gate = nn.Linear(hidden, inner, bias=bias) if config.is_gated else None
-        self.activation = functional.silu if config.mlp == "gated_silu" else _gelu_tanh
+        self.activation = _ACTIVATIONS[config.mlp]
         self.up = nn.Linear(hidden, inner, bias=bias)
         self.down = RowParallelLinear(inner, hidden, bias, total)
+
+    @property
+    def fuses(self) -> bool:
+        """Whether the gate is silu or gelu, of which a GPU's kernels have fused forms."""
+        return self.activation is not _clamped
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
             return self.down(self.activation(self.up(x)))
-        return self.down(self.activation(self.gate(x)) * self.up(x))
+        up = self.up(x)
+        if self.activation is _clamped:
+            up = up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1
+        return self.down(self.activation(self.gate(x)) * up)
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
     return functional.gelu(x, approximate="tanh")
 
 
+def _clamped(x: Tensor) -> Tensor:
+    x = x.clamp(max=SWIGLU_LIMIT)
+    return x * torch.sigmoid(SWIGLU_ALPHA * x)
+
+
+_ACTIVATIONS = {
+    "gated_silu": functional.silu, "gated_gelu_tanh": _gelu_tanh, "gelu_tanh": _gelu_tanh, "gated_clamped": _clamped,
+}  # fmt: skip
+
+
 class MixtureOfExperts(nn.Module):
     """Routes every row to its most probable experts, and to the shared expert if there is one.
 
-    Shazeer et al. 2017; the layouts of Qwen2-MoE, Qwen3-MoE and Mixtral.
+    Shazeer et al. 2017; the layouts of Qwen2-MoE, Qwen3-MoE, Mixtral and gpt-oss.
     """
 
     def __init__(self, config: ModelConfig, experts: Experts) -> None:
         super().__init__()
         self._experts = experts
-        self.router = nn.Linear(config.hidden_size, experts.num_experts, bias=False)
-        self.experts = nn.ModuleList(FeedForward(config) for _ in range(experts.num_experts))
+        self.router = nn.Linear(config.hidden_size, experts.num_experts, bias=experts.bias)
+        own = replace(config, mlp_bias=experts.bias)
+        self.experts = nn.ModuleList(FeedForward(own) for _ in range(experts.num_experts))
         shared = experts.shared_intermediate_size
         self.shared = FeedForward(replace(config, intermediate_size=shared)) if shared else None
         self.shared_gate = nn.Linear(config.hidden_size, 1, bias=False) if shared else None

@@ -14,7 +14,7 @@ _NAMES = {
     "feed_forward_norm": "post_attention_layernorm", "feed_forward_out_norm": "mlp.out_norm",
     "attention.query": "self_attn.q_proj", "attention.key": "self_attn.k_proj", "attention.value": "self_attn.v_proj",
     "attention.out": "self_attn.o_proj", "attention.query_norm": "self_attn.q_norm",
-    "attention.key_norm": "self_attn.k_norm",
+    "attention.key_norm": "self_attn.k_norm", "attention.sinks": "self_attn.sinks",
 }  # fmt: skip
 _FEED_FORWARD = {
     "router": "gate", "shared_gate": "shared_expert_gate", "shared": "shared_expert", "experts": "experts",

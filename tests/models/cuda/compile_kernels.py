@@ -33,7 +33,7 @@ HEAD = {"HEAD_DIM": 128, "BLOCK_D": 128, "SPLIT": 256}
 
 def kernels(kind: str, bytes_each: int, waits: bool):
     """(kernel, types of its arguments, its compile-time arguments, options) for numbers of one kind."""
-    data = {name: f"*{kind}" for name in ("query", "keys", "values", "x", "weight", "bias", "out")}
+    data = {name: f"*{kind}" for name in ("query", "keys", "values", "sinks", "x", "weight", "bias", "out")}
     waiting, two = {"WAITS": waits}, {"num_stages": 2}
     places = dict.fromkeys(PLACES, "*i32")
     many = dict.fromkeys(("query", "keys", "values", "out"), "*fp32")  # 71 heads that share their keys, in float32
@@ -43,9 +43,11 @@ def kernels(kind: str, bytes_each: int, waits: bool):
         block_n, warps = attention.block_keys(width, size, queries)
         yield attention._attend_split, data | SUMS | places | COUNTS | {"scale": "fp32"} | own, waiting | {
             "CAP": 5.0, "WINDOW": 33, "GROUP": group, "KEY_HEADS": 2, "QUERIES": queries, "BLOCK_N": block_n,
-            "PAGE": 16, "IS_ONLY": is_only, "HEAD_DIM": width, "BLOCK_D": width, "SPLIT": 256,
+            "PAGE": 16, "IS_ONLY": is_only, "HAS_SINKS": is_only, "HEAD_DIM": width, "BLOCK_D": width, "SPLIT": 256,
         }, {"num_stages": 1, "num_warps": warps}  # fmt: skip
-    yield attention._add_splits, data | SUMS | places | COUNTS, HEAD | waiting | {"WINDOW": 33, "HEADS": 12}, two
+    yield attention._add_splits, data | SUMS | places | COUNTS, HEAD | waiting | {
+        "WINDOW": 33, "HEADS": 12, "HAS_SINKS": True,
+    }, two  # fmt: skip
     tiles = [(products.tile_of(*shape, bytes_each, False), 0) for shape in ((151_936, 1536), (1536, 8960), (256, 40))]
     tiles += [(products.tile_of(8960, 1536, bytes_each, True), gate) for gate in (1, 2)]
     tiles += [(products.tile_in_parts(*shape, bytes_each), 0) for shape in ((2048, 1536), (1536, 8960))]

@@ -24,6 +24,7 @@ FORMS = [
     AttentionForm(0.3),
     AttentionForm(0.25, cap=2.0),
     AttentionForm(0.3, window=7),
+    AttentionForm(0.3, window=7, sinks=torch.tensor([0.5, -3.0, 4.0, 1.5])),
 ]
 
 

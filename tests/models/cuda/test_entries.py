@@ -12,6 +12,7 @@ from paceline.models.cuda_executor.kernels import entries  # noqa: E402
 from paceline.models.cuda_executor.kernels.dependent import IN_TURN  # noqa: E402
 from paceline.models.cuda_executor.kernels.entries import gated, place_heads, rms_norm  # noqa: E402
 from paceline.models.cuda_executor.peers import LinkedPeers, Peers  # noqa: E402
+from paceline.models.experts import Experts  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.models.torch_executor import TorchModel  # noqa: E402
 from paceline.models.torch_executor.layers import RMSNorm, _gelu_tanh, rotate, row_angles  # noqa: E402
@@ -134,6 +135,15 @@ FAMILIES = {
     "granite": two_layers(residual_scale=0.5),
     "layer norms": two_layers(norm="layer", mlp="gelu_tanh", mlp_bias=True),
     "experts": mixture_config(num_hidden_layers=2),
+    "gpt-oss": mixture_config(
+        num_hidden_layers=2,
+        experts=Experts(8, 2, norm_topk_prob=True, bias=True),
+        mlp="gated_clamped",
+        attention_sinks=True,
+        attention_bias=True,
+        windows=(2, 0),
+    ),
+    "clamped": two_layers(mlp="gated_clamped"),
 }
 ROWS = build_rows([Part((2, 0), 0, [5, 60, 7], logits="last"), Part((1,), 0, [9])])
 

@@ -26,6 +26,7 @@ FAMILIES = {
     "plain": small_config("qwen2"),
     "gemma": small_config("gemma2", windows=(5, 0, 7), attention_softcap=3.0, post_norms=True, qk_norm=False),
     "experts": mixture_config(),
+    "sinks": small_config(attention_sinks=True),
     "learned": small_config("gpt2", norm="layer", mlp="gelu_tanh", position_embedding="learned", mlp_bias=True),
 }
 

@@ -4,6 +4,8 @@ A program takes one tile of rows (`paged_rows.py`), one key head with all query 
 `SPLIT_KEYS` consecutive keys; a second kernel adds the splits of each row in ascending order (flash-decoding, Dao et
 al. 2023, over the pages of Kwon et al. 2023). Softmax is computed online (Milakov and Gimelshein 2018).
 
+A sink (a key without a value) is added to the sums last.
+
 Row invariance: key number j of a row is in block j / BLOCK_N, of split j / SPLIT_KEYS, whatever else is in the batch.
 Tiles have the same shape in every launch, and blocks that are masked for a row do not change its sums (a factor of
 exactly 1, a summand of exactly 0). So a row's result is bitwise the same alone, in a chunk, and in a tree.
@@ -50,11 +52,11 @@ def rows_of_tile(group: int) -> int:
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=_PLACES)
 def _attend_split(
     query, keys, values, mixed, peaks, totals, out,
-    first_page, natural_lengths, lengths, first_branch, tile_rows, tile_sizes, flat,
+    first_page, natural_lengths, lengths, first_branch, tile_rows, tile_sizes, flat, sinks,
     scale, num_rows,
     CAP: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr, KEY_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     QUERIES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr,
-    IS_ONLY: tl.constexpr, WAITS: tl.constexpr,
+    IS_ONLY: tl.constexpr, HAS_SINKS: tl.constexpr, WAITS: tl.constexpr,
 ):  # fmt: skip
     """One tile, key head and split: unnormalised sums of values, highest scores, sums of weights.
 
@@ -124,6 +126,11 @@ def _attend_split(
         peak = new_peak
     shown = alive[:, None] & in_head[None, :]
     if IS_ONLY:
+        if HAS_SINKS:
+            sink = tl.load(sinks + head).to(tl.float32)
+            top = tl.maximum(peak, sink)
+            total = total * tl.exp(peak - top) + tl.exp(sink - top)
+            summed = summed * tl.exp(peak - top)[:, None]
         result = summed / tl.where(total == 0.0, 1.0, total)[:, None]
         tl.store(out + place, result.to(out.dtype.element_ty), mask=shown)
     else:
@@ -135,9 +142,9 @@ def _attend_split(
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["lengths"])
 def _add_splits(
-    mixed, peaks, totals, lengths, out, num_rows,
+    mixed, peaks, totals, lengths, out, sinks, num_rows,
     WINDOW: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr,
-    WAITS: tl.constexpr,
+    HAS_SINKS: tl.constexpr, WAITS: tl.constexpr,
 ):  # fmt: skip
     """Sum of the splits of a row and query head in ascending order, normalised; 0 for a row without keys."""
     row, head = tl.program_id(0), tl.program_id(1)
@@ -160,6 +167,11 @@ def _add_splits(
         total = total * shrink + tl.load(totals + at) * share
         summed = summed * shrink + tl.load(mixed + at * HEAD_DIM + dim, mask=in_head, other=0.0) * share
         peak = new_peak
+    if HAS_SINKS:
+        sink = tl.load(sinks + head).to(tl.float32)
+        top = tl.maximum(peak, sink)
+        total = total * tl.exp(peak - top) + tl.exp(sink - top)
+        summed = summed * tl.exp(peak - top)
     place = (row.to(tl.int64) * HEADS + head) * HEAD_DIM + dim
     result = summed / tl.where(total == 0.0, 1.0, total)
     tl.store(out + place, result.to(out.dtype.element_ty), mask=in_head)
@@ -171,7 +183,8 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows
     key_heads, splits = keys.shape[1], rows.num_splits
     group, block_d = heads // key_heads, max(16, triton.next_power_of_2(head_dim))
     query, out = query.contiguous(), torch.empty_like(query, memory_format=torch.contiguous_format)
-    is_only, waits = splits == 1, dependent(query.device)
+    is_only, waits, has_sinks = splits == 1, dependent(query.device), form.sinks is not None
+    sinks = out if form.sinks is None else form.sinks
     mixed = peaks = totals = out
     if not is_only:
         mixed = torch.empty(splits, num_rows, heads, head_dim, device=query.device, dtype=torch.float32)
@@ -181,14 +194,15 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows
     _attend_split[(num_rows, key_heads, splits)](
         query, keys, values, mixed, peaks, totals, out,
         rows.first_page, rows.natural, rows.lengths, rows.first_branch, rows.tile_rows, rows.tile_sizes, rows.flat,
-        form.scale, num_rows,
+        sinks, form.scale, num_rows,
         CAP=form.cap, WINDOW=form.window, GROUP=group, KEY_HEADS=key_heads, HEAD_DIM=head_dim,
         QUERIES=queries, BLOCK_N=block_n, BLOCK_D=block_d, SPLIT=SPLIT_KEYS, PAGE=PAGE_SIZE,
-        IS_ONLY=is_only, num_stages=1, num_warps=warps, **waits,
+        IS_ONLY=is_only, HAS_SINKS=has_sinks, num_stages=1, num_warps=warps, **waits,
     )  # fmt: skip
     if not is_only:
         _add_splits[(num_rows, heads)](
-            mixed, peaks, totals, rows.lengths, out, num_rows,
-            WINDOW=form.window, HEADS=heads, HEAD_DIM=head_dim, BLOCK_D=block_d, SPLIT=SPLIT_KEYS, **waits,
+            mixed, peaks, totals, rows.lengths, out, sinks, num_rows,
+            WINDOW=form.window, HEADS=heads, HEAD_DIM=head_dim, BLOCK_D=block_d, SPLIT=SPLIT_KEYS,
+            HAS_SINKS=has_sinks, **waits,
         )  # fmt: skip
     return out
