@@ -58,7 +58,7 @@ class ByteTokenizer:
     bos_token_id = None
     vocab_size = 131
     longest_token = 8
-    has_chat_template = thinks = False
+    has_chat_template = thinks = speaks_harmony = False
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode("ascii"))

@@ -6,7 +6,8 @@ those are the scheduler's.
 
 from collections.abc import Sequence
 
-from paceline.models.tokenizer import StreamDecoder, Tokenizer
+from paceline.models.harmony import decoder_of
+from paceline.models.tokenizer import Tokenizer
 
 
 class TextStream:
@@ -19,7 +20,7 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), keeps_stop: bool = False) -> None:
-        self._decoder = StreamDecoder(tokenizer)
+        self._decoder = decoder_of(tokenizer)
         self._stop, self._keeps_stop = tuple(stop), keeps_stop
         self._held = ""
         self._released: list[str] = []

@@ -130,12 +130,24 @@ class Tokenizer:
     @property
     def tags_calls(self) -> bool:
         """Whether the model writes tool calls between ``<tool_call>`` tags rather than as bare JSON."""
-        return not self.reads_tools or "<tool_call>" in (self._tool_source or "")
+        return not self.reads_tools or "<tool_call>" in (self._tool_source or "") or self.speaks_harmony
 
     @property
     def thinks(self) -> bool:
         """Whether the chat template supports reasoning before the answer, ``<think>...</think>``."""
-        return "</think>" in (self._template_source or "")
+        return "</think>" in (self._template_source or "") or self.speaks_harmony
+
+    @cached_property
+    def speaks_harmony(self) -> bool:
+        """Whether answers are messages on channels, as gpt-oss writes them; `harmony.py` tells them with such tags."""
+        names = ("<|channel|>", "<|message|>", "<|return|>")
+        return "<|channel|>" in (self._template_source or "") and all(
+            self.control_id(name) is not None for name in names
+        )
+
+    def control_id(self, name: str) -> int | None:
+        """Id of the control token called `name`; None where there is none."""
+        return next((i for i in self._special if self._literal[i] == name.encode()), None)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written in it are encoded as such.

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paceline.errors import InvalidParameter
+from paceline.models.harmony import FINAL
 from paceline.serving.fields import wrong_field
 from paceline.serving.protocol import ChatRequest
 from paceline.serving.thoughts import THOUGHT_END
@@ -173,8 +174,8 @@ def after_thoughts(scores: Sequence[Body]) -> Sequence[Body]:
     """Those of the tokens after the tag that ends a thought; all of them where there is no such tag."""
     text = ""
     for number, each in enumerate(scores, 1):
-        text = text[-len(THOUGHT_END) :] + each["token"]
-        if THOUGHT_END in text:
+        text = text[-len(FINAL) :] + each["token"]
+        if THOUGHT_END in text or FINAL in text:
             return scores[number:]
     return scores
 

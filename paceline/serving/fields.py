@@ -38,7 +38,7 @@ Bias = Annotated[float, Strict()]
 _PASSED_OVER: Mapping[str, type] = {
     "user": str, "metadata": dict, "store": bool, "service_tier": str, "safety_identifier": str,
     "prompt_cache_key": str, "prompt_cache_retention": str, "parallel_tool_calls": bool, "request_id": str,
-    "spaces_between_special_tokens": bool, "verbosity": str, "reasoning_effort": str,
+    "spaces_between_special_tokens": bool, "verbosity": str,
 }  # fmt: skip
 """Fields that change nothing about the text here, and their types."""
 _KINDS = {str: "text", dict: "object", bool: "boolean"}

@@ -4,9 +4,9 @@ A null stands for the field's default, as with OpenAI. A field that asks for not
 that is not served is refused. Beyond OpenAI's, with vLLM's names: ``top_k``, ``min_p``, ``repetition_penalty``,
 ``ignore_eos``, ``min_tokens``, ``stop_token_ids``, ``include_stop_str_in_output``, ``bad_words``,
 ``allowed_token_ids``, ``prompt_logprobs``, ``return_token_ids``, ``add_special_tokens``, ``add_generation_prompt``,
-``continue_final_message``, ``chat_template_kwargs``, ``priority``, ``cache_salt``. Our own: ``speculative``,
-``prediction`` on both endpoints, ``logprobs_mode``, ``timeout``, ``slo`` (seconds from arrival to answer, clusters
-only) and ``paceline``.
+``continue_final_message``, ``chat_template_kwargs``, ``reasoning_effort``, ``priority``, ``cache_salt``. Our own:
+``speculative``, ``prediction`` on both endpoints, ``logprobs_mode``, ``timeout``, ``slo`` (seconds from arrival to
+answer, clusters only) and ``paceline``.
 """
 
 from collections.abc import Mapping
@@ -221,6 +221,7 @@ class ChatRequest(Request):
     logprobs: bool = False
     top_logprobs: Whole | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    reasoning_effort: str | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     tools: list[dict[str, Any]] = Field(default_factory=list)
@@ -251,6 +252,8 @@ class ChatRequest(Request):
             check_text(f"messages[{number}]", message["content"])
         self._check_template(messages[-1])
         tools, template = self.choice_of_tools(), dict(self.chat_template_kwargs)
+        if self.reasoning_effort is not None:
+            template.setdefault("reasoning_effort", self.reasoning_effort)
         if tools.is_active:
             template["tools"] = tools.tools
         if tools.grammar is not None:

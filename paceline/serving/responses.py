@@ -69,6 +69,8 @@ class Responses(Dialect):
         more: Body = {"messages": messages, "max_completion_tokens": body.get("max_output_tokens"),
                       "response_format": form or None}  # fmt: skip
         more |= {key: body[key] for key in _ALSO if key in body} | {"logprobs": _wants_logprobs(body)}
+        if body.get("reasoning"):
+            more["reasoning_effort"] = body["reasoning"].get("effort")
         if body.get("tools"):
             more["tools"] = [tool_of(tool, "parameters") for tool in listed(body, "tools")]
         return same(body) | more
@@ -209,7 +211,8 @@ def _check_passed_over(body: Body) -> None:
         raise InvalidParameter("background", "nothing is stored here", "leave it out, and wait for the answer")
     if body.get("truncation") not in (None, "disabled"):
         raise InvalidParameter("truncation", "a conversation is not cut here", "send 'disabled', and what fits")
-    if not isinstance(body.get("reasoning") or {}, Mapping):
+    reasoning = body.get("reasoning") or {}
+    if not isinstance(reasoning, Mapping) or not isinstance(reasoning.get("effort"), str | None):
         raise InvalidParameter("reasoning", "is no object", "send e.g. {'effort': 'low'}, or leave it out")
 
 

@@ -1,0 +1,74 @@
+"""Answers in OpenAI's harmony format (gpt-oss), told as others tell theirs: ``<think>`` and ``<tool_call>`` tags.
+
+An answer is several messages, each ``<|channel|>NAME<|message|>TEXT`` up to ``<|end|>``, ``<|call|>`` or
+``<|return|>``. Thoughts are on the channel ``analysis``, a call of a tool is addressed ``to=functions.NAME``, and all
+else is the answer. Not for prompts, which the model's chat template writes.
+"""
+
+import json
+import re
+
+from paceline.models.tokenizer import StreamDecoder, Tokenizer
+
+FINAL = "<|channel|>final<|message|>"
+"""The tokens before the answer."""
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
+
+
+def decoder_of(tokenizer: Tokenizer) -> StreamDecoder:
+    """A decoder of one answer of the model."""
+    return HarmonyDecoder(tokenizer) if tokenizer.speaks_harmony else StreamDecoder(tokenizer)
+
+
+class HarmonyDecoder(StreamDecoder):
+    """Decodes an answer that may be in the harmony format; any other text is decoded as it is."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        names = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
+        start, channel, message, *ends = (tokenizer.control_id(name) for name in names)
+        self._begins, self._channel, self._message, self._ends = {start, channel}, channel, message, set(ends)
+        self._header: str | None = None  # the text of a message's header so far, in which a tab stands for <|channel|>
+        self._thinks = self._calls = self._has_told = False
+
+    def push(self, token_id: int) -> str:
+        """See `StreamDecoder.push`; headers become tags."""
+        if token_id in self._begins:
+            rest = super().flush() if self._header is None else ""
+            self._header = (self._header or "") + "\t" * (token_id == self._channel)
+            return rest
+        if token_id in self._ends:
+            return super().flush() + self._end()
+        if self._header is None:
+            text = super().push(token_id)
+            self._has_told = self._has_told or bool(text)
+            return text
+        if token_id != self._message:
+            self._header += super().push(token_id)
+            return ""
+        header, self._header = self._header, None
+        return self._open(header)
+
+    def flush(self) -> str:
+        """See `StreamDecoder.flush`; closes a call that is still open."""
+        return super().flush() + self._end()
+
+    def _open(self, header: str) -> str:
+        """What comes before the text of a message with that header."""
+        to = _RECIPIENT.search(header)
+        channel = header.rpartition("\t")[2].split(maxsplit=1)
+        before = self._end()
+        if to is None and channel[:1] == ["analysis"]:
+            before += "\n" if self._thinks else "<think>"
+            self._thinks = True
+            return before
+        if self._thinks:
+            before, self._thinks = before + "</think>", False
+        before += "\n\n" if before.endswith("</think>") or self._has_told else ""
+        self._calls = to is not None
+        return before + f'<tool_call>{{"name": {json.dumps(to[1])}, "arguments": ' if to else before
+
+    def _end(self) -> str:
+        """What comes after the text of a message."""
+        closing, self._calls = "}</tool_call>" if self._calls else "", False
+        return closing

@@ -1,0 +1,87 @@
+"""Answers of gpt-oss, in messages on channels, as text with the tags of other models."""
+
+import pytest
+
+from paceline.engine.text import TextStream
+from paceline.models.tokenizer import StreamDecoder, Tokenizer
+from paceline.serving.dialects import after_thoughts
+from paceline.serving.protocol import ChatRequest
+from paceline.serving.responses import Responses
+from paceline.serving.thoughts import ThoughtReader
+from paceline.serving.tools import CallReader
+
+from .vocabularies import CONTROL, byte_level, byte_level_gguf
+
+NAMES = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
+TEMPLATE = "{{ '<|start|>assistant<|channel|>' }}"
+THOUGHT = "<|channel|>analysis<|message|>Is it so?<|end|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+CALL = "<|channel|>commentary to=functions.look <|constrain|>json<|message|>{}<|call|>"
+TOLD_CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+
+
+def tokenizer(names=NAMES, template=TEMPLATE):
+    settings, (tokens, _) = byte_level_gguf("gpt-4o"), byte_level()
+    settings["tokenizer.ggml.tokens"] = [*tokens, *names]
+    settings["tokenizer.ggml.token_type"] = [*[1] * len(tokens), *[CONTROL] * len(names)]
+    settings |= {"tokenizer.chat_template": template, "tokenizer.ggml.eos_token_id": len(tokens)}
+    return Tokenizer.from_gguf(settings)
+
+
+def told(text, **options):
+    stream = TextStream(tokenizer(), **options)
+    for token in tokenizer().encode(text):
+        if not stream.stopped:
+            stream.push(token)
+    stream.finish()
+    return stream.text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (THOUGHT + FINAL, "<think>Is it so?</think>\n\nYes."),
+        (f"<|channel|>final<|message|>{FINAL}", "Yes."),
+        (f"{THOUGHT}<|start|>assistant{THOUGHT}{FINAL}", "<think>Is it so?\nIs it so?</think>\n\nYes."),
+        (f"{THOUGHT}<|start|>assistant{CALL}", f"<think>Is it so?</think>\n\n{TOLD_CALL}"),
+        ("<|start|>assistant to=functions.look<|channel|>commentary json<|message|>{}", TOLD_CALL),
+        (f"<|channel|>commentary<|message|>First.<|end|><|start|>assistant{CALL}", f"First.\n\n{TOLD_CALL}"),
+        ("<|channel|>analysis<|message|>Cut", "<think>Cut"),
+        ("<|channel|>anal", ""),
+        ("naïve 東京", "naïve 東京"),
+    ],
+)
+def test_channels_become_tags(text, expected):
+    assert told(text) == expected
+
+
+def test_only_with_its_tokens_and_its_template():
+    assert tokenizer().speaks_harmony and tokenizer().thinks and tokenizer().tags_calls
+    for other in (tokenizer(template="{{ 'x' }}"), tokenizer(names=NAMES[:3])):
+        assert not other.speaks_harmony and not other.thinks
+    plain, ids = StreamDecoder(tokenizer()), tokenizer().encode(THOUGHT)
+    assert "".join(map(plain.push, ids)) == "analysisIs it so?"
+
+
+def test_stop_strings_end_the_text_as_it_is_told():
+    assert told(THOUGHT + FINAL, stop=["</think>"]) == "<think>Is it so?"
+
+
+def test_a_server_takes_thoughts_and_calls_apart():
+    reader = ThoughtReader(is_open=False)
+    assert reader.push(told(THOUGHT + FINAL), ended=True) == ("Is it so?", "Yes.")
+    _, answer = ThoughtReader(is_open=False).push(told(f"{THOUGHT}<|start|>assistant{CALL}"), ended=True)
+    text, calls = CallReader(["look"], is_call=False).push(answer, ended=True)
+    assert (text, [call["function"] for call in calls]) == ("", [{"name": "look", "arguments": "{}"}])
+    one = tokenizer()
+    scores = [{"token": one.decode([token], skip_special=False)} for token in one.encode(THOUGHT + FINAL)]
+    assert "".join(each["token"] for each in after_thoughts(scores)) == "Yes.<|return|>"
+
+
+def test_effort_reaches_the_template():
+    asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "reasoning_effort": "low"}
+    assert ChatRequest.model_validate(asked).jobs("1")[0].template == {"reasoning_effort": "low"}
+    kept = asked | {"chat_template_kwargs": {"reasoning_effort": "high"}}
+    assert ChatRequest.model_validate(kept).jobs("1")[0].template == {"reasoning_effort": "high"}
+    body = Responses().request({"model": "m", "input": "Hi", "reasoning": {"effort": "low"}})
+    assert body["reasoning_effort"] == "low"
