@@ -19,7 +19,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.fingerprint import fingerprint_of
 from paceline.models.gguf_header import BLOCKS, TensorEntry
 from paceline.models.gguf_parts import read_parts
-from paceline.models.sources import Source, check_complete, gguf_sources
+from paceline.models.sources import Source, check_complete, check_gguf_layers, gguf_sources
 from paceline.models.tensor_names import check_depth
 
 _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
@@ -45,6 +45,7 @@ class GGUFCheckpoint:
         check_depth(self._config, len(shapes), self._path)
         sources = gguf_sources(self._config, shapes.__contains__)
         self._sources: dict[str, Source] = check_complete(sources, shapes, self._path)
+        check_gguf_layers(self._config, shapes, self._path)
 
     def __reduce__(self):
         """A checkpoint is pickled as its path."""

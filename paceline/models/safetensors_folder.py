@@ -23,7 +23,7 @@ from paceline.models.int4_tensors import Int4Matrix, scheme_of
 from paceline.models.json_file import read_json
 from paceline.models.mxfp4_tensors import Mxfp4Matrix
 from paceline.models.safetensors_header import BYTES_PER_VALUE, StoredTensor, experts_apart, read_headers
-from paceline.models.sources import Source, base_prefix, check_complete, transformers_sources
+from paceline.models.sources import Source, base_prefix, check_complete, check_transformers_layers, transformers_sources
 from paceline.models.tensor_names import check_depth
 
 _INDEX = "model.safetensors.index.json"
@@ -62,6 +62,7 @@ class SafetensorsCheckpoint:
         found = {name: e.shape for name, e in self._entries.items()}
         shapes = found | self._int4_shapes()
         self._sources = check_complete(transformers_sources(self._config), shapes, self._folder)
+        check_transformers_layers(self._config, self._entries, self._folder)
 
     def __reduce__(self):
         """A checkpoint is pickled as its path."""

@@ -4,7 +4,7 @@ Built from the tables of `families.py`. Not for reading bytes (`safetensors_fold
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -133,6 +133,34 @@ def check_complete(sources: Iterator[tuple[str, Source]], found: Mapping[str, tu
     if missing:
         raise CorruptWeights(f"{file}: tensors are missing, first {', '.join(missing)}; download the model again")
     return out
+
+
+def check_transformers_layers(config: ModelConfig, names: Iterable[str], folder: object) -> None:
+    """Raise CorruptWeights where the tensors `names` of a model folder have more layers than the config."""
+    family = family_of(config.model_type)
+    field = family.keys.get("num_hidden_layers", "num_hidden_layers")
+    _check_layers(config.num_hidden_layers, names, family.layers, field, folder)
+
+
+def check_gguf_layers(config: ModelConfig, names: Iterable[str], file: object) -> None:
+    """Raise CorruptWeights where the tensors `names` of a GGUF file have more layers than its metadata says."""
+    field = f"{family_of(config.model_type).architecture}.block_count"
+    _check_layers(config.num_hidden_layers, names, "blk.{}", field, file)
+
+
+def _check_layers(said: int, names: Iterable[str], layer: str, field: str, file: object) -> None:
+    """Refuse layers that would be left out: the text would be another model's.
+
+    No family has layers for multi-token prediction among its numbered layers. Those that some checkpoints have beside
+    them begin with another prefix (``mtp.``, ``model.mtp_layers.``).
+    """
+    number = re.compile(re.escape(layer).replace(r"\{\}", "([0-9]{1,9})") + r"\.")
+    stored = 1 + max((int(found[1]) for name in names if (found := number.match(name))), default=-1)
+    if stored > said:
+        raise CorruptWeights(
+            f"{file}: {field}: the configuration says {said}, the weights have {stored} layers; set it to {stored} "
+            "if it was edited, or download the model again"
+        )
 
 
 def base_prefix(config: ModelConfig) -> str:

@@ -176,6 +176,15 @@ def test_missing_tensors_are_named(tmp_path):
         GGUFCheckpoint(path)
 
 
+def test_layers_that_the_metadata_leaves_out_are_refused(tmp_path):
+    more = {name.replace("blk.0.", "blk.1."): values for name, values in wide_tensors().items() if "blk.0." in name}
+    path = write_gguf(tmp_path / "m.gguf", gguf_metadata(WIDE), wide_tensors(more))
+    with pytest.raises(
+        CorruptWeights, match=r"qwen2\.block_count: the configuration says 1, the weights have 2 layers"
+    ):
+        GGUFCheckpoint(path)
+
+
 def test_wrong_shapes_are_named(tmp_path):
     tensors = wide_tensors({"blk.0.ffn_up.weight": np.ones((128, 256), np.float32)})
     with pytest.raises(CorruptWeights, match=r"ffn_up\.weight has shape \(128, 256\)"):

@@ -156,6 +156,25 @@ def test_missing_tensor(tiny_models, folder):
         SafetensorsCheckpoint(folder)
 
 
+@pytest.mark.parametrize("family, field", [("llama", "num_hidden_layers"), ("gpt2", "n_layer")])
+def test_layers_that_the_config_leaves_out(family, field, tiny_models, tmp_path):
+    folder = shutil.copytree(tiny_models[family][0], tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {field: 1}))
+    with pytest.raises(
+        CorruptWeights, match=f"{field}: the configuration says 1, the weights have 2 layers; set it to 2"
+    ):
+        SafetensorsCheckpoint(folder)
+
+
+@pytest.mark.parametrize("prefix", ["mtp.", "model.mtp_layers."])
+def test_layers_for_multi_token_prediction_are_left_alone(prefix, tiny_models, folder):
+    stored = states(tiny_models["llama"][1])
+    more = {f"{prefix}{i}.input_layernorm.weight": torch.ones(64) for i in (0, 9)}
+    save_file(stored | more, folder / "model.safetensors")
+    assert set(SafetensorsCheckpoint(folder).names()) == set(stored)
+
+
 def test_weights_of_another_model(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 70}))
