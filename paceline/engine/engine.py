@@ -17,7 +17,7 @@ from paceline.engine.drafting import Drafting
 from paceline.engine.drawing import Scores, start_pass, starts_passes
 from paceline.engine.grammar import Grammars
 from paceline.engine.inputs import copy_pages
-from paceline.engine.live import LiveRequest, LiveSample
+from paceline.engine.live import LiveRequest, LiveSample, sample_name
 from paceline.engine.metrics import EngineMetrics
 from paceline.engine.request_checks import check_request
 from paceline.engine.speculation import Speculation
@@ -116,7 +116,7 @@ class Engine:
         samples: list[LiveSample] = []
         for index in range(params.n):
             own = params if params.n == 1 else params.sample(index)
-            name = request_id if params.n == 1 else f"{index}_{request_id}"
+            name = sample_name(request_id, index, params.n, self._live)
             leader = samples[0].state if samples else None
             state = RequestState(name, prompt_token_ids, own, now, priority, deadline, leader, salt)
             self.speculation.shape(own, state)

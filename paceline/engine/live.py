@@ -4,7 +4,7 @@ A `LiveSample` has the law (warper), the judge, the text and the counters of one
 samples of a request until the last has finished. Not for pages, budgets or stop rules on token ids (the scheduler's).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.engine.prediction import Prediction
@@ -279,6 +279,18 @@ class LiveRequest:
         prompts = (live.scores.prompt(len(self._prompt_token_ids)) for live in self.samples)
         prompt_logprobs = next((each for each in prompts if each is not None), None)
         return RequestOutput(self.request_id, None, self._prompt_token_ids, completions, metrics, prompt_logprobs)
+
+
+def sample_name(request_id: str, index: int, num_samples: int, in_use: Container[str]) -> str:
+    """An id for the scheduler's state of sample `index`, unlike all that are `in_use`.
+
+    It is the user's `request_id`, with ``0_``, ``1_``, ... in front where there are several samples. Users' own ids may
+    look the same; then apostrophes are appended. Outputs have the user's id, never this one.
+    """
+    name = request_id if num_samples == 1 else f"{index}_{request_id}"
+    while name in in_use:
+        name += "'"
+    return name
 
 
 def predicted(tokenizer: Tokenizer, params: SamplingParams) -> Prediction | None:

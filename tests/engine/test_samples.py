@@ -59,11 +59,30 @@ def test_n_below_one_and_names_in_use_are_refused(engine_for):
     with pytest.raises(InvalidParameter, match="n"):
         SamplingParams(n=0)
     engine = engine_for()
-    engine.add_request("1_a", [1], SamplingParams())
+    engine.add_request("a", [1], SamplingParams(n=2))
     with pytest.raises(InvalidParameter, match="request_id"):
-        engine.add_request("a", [1], SamplingParams(n=2))
-    assert engine.abort("1_a") is not None
+        engine.add_request("a", [1], SamplingParams())
+    assert engine.abort("a") is not None
     assert not engine.scheduler.has_work
+
+
+@pytest.mark.parametrize("names", [("a", "1_a", "1_a'"), ("1_a'", "1_a", "a")], ids=str)
+def test_a_name_like_that_of_a_sample_is_a_name_like_any_other(engine_for, names):
+    """Whichever comes first; each request says, under the name that the user gave it, what it says alone."""
+    wanted = {name: SamplingParams(temperature=0.9, seed=i, max_tokens=6, n=2 if name == "a" else 1)
+              for i, name in enumerate(sorted(names))}  # fmt: skip
+    together = texts(engine_for({"method": "suffix"}), {name: wanted[name] for name in names})
+    assert together == {name: texts(engine_for(), {"alone": wanted[name]})["alone"] for name in names}
+
+
+def texts(engine, requests):
+    """Name to the token ids of each sample, of requests with one prompt that run together."""
+    for name, params in requests.items():
+        engine.add_request(name, [1, 2, 3], params)
+    ended = {}
+    while engine.has_unfinished_requests:
+        ended |= {each.request_id: each.finished for each in engine.step() if each.finished}
+    return {name: [sample.token_ids for sample in output.outputs] for name, output in ended.items()}
 
 
 def test_a_timeout_ends_a_request_with_what_it_has_said(engine_for):
