@@ -33,7 +33,8 @@ def batch(
     """Answer a file of requests without a server; what an earlier run has answered is not asked again.
 
     The model of a request's body is not looked at: --model answers all. A request that is refused gets a line with its
-    error and counts as answered; the exit code stays 0.
+    error and counts as answered. Exit 0: OUT has an answer for every request; 1: all were asked, and OUT has errors
+    for some; 2: the batch could not be run.
 
     Examples:
 
@@ -42,7 +43,7 @@ def batch(
         paceline batch requests.jsonl answers.jsonl --draft suffix --max-num-seqs 16
     """
     need_extras()
-    from paceline.serving.batch import answered, read_requests
+    from paceline.serving.batch import answered, num_refused, read_requests
 
     _check_target(source, target)
     requests, done = read_requests(source), answered(target)
@@ -51,12 +52,17 @@ def batch(
     waiting = [request for request in requests if request["custom_id"] not in done]
     if done:
         messages.print(f"{len(requests) - len(waiting)} of {len(requests)} are answered already")
-    if not waiting:
-        return
-    speculative = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option)
-    engine = {"dtype": dtype, "num_threads": threads, "max_num_seqs": max_num_seqs,
-              "kv_cache_memory_bytes": kv_cache_memory_bytes}  # fmt: skip
-    asyncio.run(_run(model, speculative, engine, waiting, target))
+    if waiting:
+        speculative = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option)
+        engine = {"dtype": dtype, "num_threads": threads, "max_num_seqs": max_num_seqs,
+                  "kv_cache_memory_bytes": kv_cache_memory_bytes}  # fmt: skip
+        asyncio.run(_run(model, speculative, engine, waiting, target))
+    if refused := num_refused(target, requests):
+        where = (
+            f"{refused} of {len(requests)} requests were refused: see the lines of {target} whose status_code is not"
+        )
+        messages.print(f"{where} 200; remove them to have these requests asked again", soft_wrap=True)
+        raise typer.Exit(1)
 
 
 def _check_target(source: Path, target: Path) -> None:
@@ -82,15 +88,14 @@ async def _run(model: str, speculative: Any, engine: dict[str, Any], requests: l
     front = Front(backend, Settings(max_running=engine["max_num_seqs"], max_queue=1 << 20))
     for request in requests:
         request["body"]["model"] = model
-    num_written, num_failed = 0, 0
+    num_written = 0
     try:
         with target.open("a", encoding="utf-8") as out, progress_bars() as progress:
             progress("answers", 0, len(requests))
 
             def write(line: dict[str, Any]) -> None:
-                nonlocal num_written, num_failed
+                nonlocal num_written
                 num_written += 1
-                num_failed += line["response"]["status_code"] != 200
                 out.write(json.dumps(line, ensure_ascii=False) + "\n")
                 out.flush()
                 progress("answers", num_written, len(requests))
@@ -98,4 +103,4 @@ async def _run(model: str, speculative: Any, engine: dict[str, Any], requests: l
             await run_batch(front, requests, write)
     finally:
         await backend.close()
-    messages.print(f"{len(requests)} answers added to {target}, {num_failed} of them refused", soft_wrap=True)
+    messages.print(f"{len(requests)} lines added to {target}", soft_wrap=True)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,13 @@ def answered(path: Path) -> set[str]:
         raise InvalidParameter("output", f"{path} holds requests, not answers", "name a new file")
     cut_off(path)
     return found
+
+
+def num_refused(path: Path, requests: Sequence[dict[str, Any]]) -> int:
+    """How many of `requests` have an error in place of an answer in the file of answers at `path`."""
+    lines = [json.loads(line) for line in whole_lines(path) if line.strip()]
+    status = {line["custom_id"]: (line.get("response") or {}).get("status_code") for line in lines}
+    return sum(status.get(request["custom_id"]) != 200 for request in requests)
 
 
 async def run_batch(front: Front, requests: list[dict[str, Any]], write: Callable[[dict[str, Any]], None]) -> None:

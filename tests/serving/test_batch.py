@@ -4,7 +4,9 @@ import asyncio
 import json
 
 import pytest
+from typer.testing import CliRunner
 
+from paceline.cli.main import app
 from paceline.engine.async_llm import AsyncLLM
 from paceline.errors import InvalidParameter
 from paceline.placement.fields import read_mapping
@@ -44,6 +46,27 @@ def test_every_line_is_answered(make_llm, tmp_path):
     assert told["a"]["body"]["choices"] == told["d"]["body"]["choices"]
     assert told["b"]["body"]["object"] == "chat.completion"
     assert told["c"]["body"]["error"]["param"] == "temperature"
+
+
+def test_the_exit_code_says_whether_every_request_has_an_answer(make_llm, tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.serving.worker.open_model", lambda spec, **how: AsyncLLM(make_llm()))
+    source, target = written(tmp_path / "in", [line("a", prompt="x")]), tmp_path / "out"
+
+    def run():
+        ended = CliRunner().invoke(app, ["batch", str(source), str(target)])
+        return ended.exit_code, " ".join(ended.stderr.split())
+
+    assert run() == (0, f"1 lines added to {target}")
+    written(source, [line("a", prompt="x"), line("b", prompt="x", temperature=-1), line("c", prompt="x")])
+    refused = f"1 of 3 requests were refused: see the lines of {target} whose status_code is not 200; remove them"
+    code, said = run()
+    assert code == 1 and f"2 lines added to {target}" in said and refused in said
+    code, said = run()
+    assert code == 1 and said.startswith("3 of 3 are answered already") and refused in said
+    kept = [each for each in target.read_text().splitlines() if json.loads(each)["response"]["status_code"] == 200]
+    target.write_text("".join(f"{each}\n" for each in kept))
+    written(source, [line(name, prompt="x") for name in "abc"])
+    assert run() == (0, f"2 of 3 are answered already 1 lines added to {target}")
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
