@@ -12,7 +12,7 @@ from rich.table import Table
 from paceline.cli import options as o
 from paceline.cli.given import options_of, refuse_given
 from paceline.cli.groups import Machine, grouped
-from paceline.cli.terminal import messages, output, progress_bars, show_table
+from paceline.cli.terminal import messages, output, progress_bars, show_table, telling_end
 from paceline.disk import check_file
 from paceline.errors import InvalidParameter
 
@@ -165,16 +165,22 @@ def advise(
     all_flags(o.names(wishes.engines), None)
     _check_given(context, question, times)
     asked = _asked(question, times, wishes)
-    llm = None if times.url is not None else o.load_llm(model, None, **machine.engine())
-    if llm is None:
-        advice = _ask_server(model, times, asked)
-    else:
-        advice = _ask(llm, question, asked, machine, is_traced=wishes.export is not None)
-    checked = _validate(llm, advice, asked, question.raw, wishes.validate) if llm and wishes.validate else None
+    llm, checked, is_ended = None, None, False
+    with telling_end("ended before there was an advice; nothing is written"):
+        if times.url is not None:
+            advice = _ask_server(model, times, asked)
+        else:
+            llm = o.load_llm(model, None, **machine.engine())
+            advice = _ask(llm, question, asked, machine, is_traced=wishes.export is not None)
+    if llm and wishes.validate:
+        checked, is_ended = _validate(llm, advice, asked, question.raw, wishes.validate)
     record = _record(advice, asked.sizes[0], o.names(wishes.engines), checked)
     if wishes.export:
         _export(advice, wishes.export, model, question.temperature)
     print(json.dumps(record)) if wishes.as_json else _show(advice.predictions, record)
+    if is_ended:
+        messages.print("ended while the advice was validated; the advice itself is complete", soft_wrap=True)
+        raise typer.Exit(130)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,12 +299,18 @@ def _record(advice: "Advice", size: int, engines: list[str], checked: list[dict[
 
 def _validate(
     llm: "LLM", advice: "Advice", asked: _Asked, raw: bool, minutes: float
-) -> list[dict[str, Any]]:  # fmt: skip
-    """The best candidates and two others, measured against plain decoding: predicted and measured side by side."""
+) -> tuple[list[dict[str, Any]] | None, bool]:  # fmt: skip
+    """The best candidates and two others, measured against plain decoding: predicted and measured side by side.
+
+    Also whether Ctrl-C ended it; then there is what was measured before.
+    """
     from paceline.evaluation.advise.validate import validate
 
-    with progress_bars() as progress:
-        return validate(llm, advice, asked.prompts, asked.sizes[0], minutes, raw, progress)
+    try:
+        with progress_bars() as progress:
+            return validate(llm, advice, asked.prompts, asked.sizes[0], minutes, raw, progress)
+    except KeyboardInterrupt:
+        return None, True
 
 
 def _show(predictions: "Sequence[Prediction]", record: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.given import options_of, refuse_given
 from paceline.cli.groups import Drafting, Machine, grouped
-from paceline.cli.terminal import output, progress_bars
+from paceline.cli.terminal import output, progress_bars, telling_end
 from paceline.disk import check_placed_file
 from paceline.errors import InvalidParameter
 
@@ -91,10 +91,11 @@ def audit(
     if question.html is not None:
         check_placed_file("html", question.html)
     texts = [prompt.text for prompt in load_prompts(question.prompts)]
-    if question.url is not None:
-        result = _remote(question.url, _plain_url(context, model, question), texts, question)
-    else:
-        result = _local(model, drafting, texts, machine, question)
+    with telling_end("ended before the audit was done; nothing is written"):
+        if question.url is not None:
+            result = _remote(question.url, _plain_url(context, model, question), texts, question)
+        else:
+            result = _local(model, drafting, texts, machine, question)
     title, verdict, found, excluded, seconds, code = result
     record = show.as_json(verdict, found, excluded, seconds=seconds, exit_code=code, provenance=provenance())
     if question.html:

@@ -112,6 +112,16 @@ def progress_bars() -> Iterator[NamedProgress]:
 
 
 @contextmanager
+def telling_end(kept: str) -> Iterator[None]:
+    """After Ctrl-C, print in one line what is kept or lost: the interrupt's own message, else `kept`."""
+    try:
+        yield
+    except KeyboardInterrupt as end:
+        messages.print(str(end) or kept, soft_wrap=True)
+        raise
+
+
+@contextmanager
 def _progress_lines(seconds: float = 30.0) -> Iterator[NamedProgress]:
     """As `progress_bars`, for a file or pipe: a line every so many `seconds`, also while nothing is reported."""
     lines, ended = ProgressLines(), Event()

@@ -12,7 +12,7 @@ from paceline.cli import options as o
 from paceline.cli.case_options import check_seed
 from paceline.cli.durations import seconds_of
 from paceline.cli.prompts import prompt_ids, read_prompts, read_text
-from paceline.cli.terminal import TitledBar, messages, progress_bars
+from paceline.cli.terminal import TitledBar, messages, progress_bars, telling_end
 from paceline.config import EngineConfig
 from paceline.errors import InvalidParameter
 from paceline.extras import check_torch
@@ -194,12 +194,8 @@ def check_places(output: Path, plot: Path | None) -> Path:
 @contextmanager
 def training_bars() -> "Iterator[NamedProgress]":
     """Progress bars; after Ctrl-C, print how to resume."""
-    try:
-        with progress_bars() as progress:
-            yield progress
-    except KeyboardInterrupt as end:
-        messages.print(str(end) or "ended; start the same command again to go on")
-        raise
+    with telling_end("ended; start the same command again to go on"), progress_bars() as progress:
+        yield progress
 
 
 def remark(line: str) -> None:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from paceline.cli import options as o
 from paceline.cli.terminal import output as standard_output
-from paceline.cli.terminal import show_table
+from paceline.cli.terminal import show_table, telling_end
 from paceline.disk import check_file, writing
 from paceline.errors import InvalidParameter
 from paceline.scheduling.budget import BudgetChoice, choose_budget, trade_off
@@ -63,7 +63,8 @@ def tune(
     config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]
     if draft_model:
         resolve_model(draft_model)  # a name that is none is said before the target is measured
-    loaded, profile = _profile_of(model, config, plan)
+    with telling_end("ended before everything was measured; nothing is written"):
+        loaded, profile = _profile_of(model, config, plan)
     path = output or profile_path(loaded, dtype)
     with writing("output", path):
         profile.write(path)  # what was measured stays, whatever is wrong with what was asked of it
@@ -72,7 +73,8 @@ def tune(
     profile = profile.with_choice(choice.token_budget, choice.chunk, num_decodes, target_ms)
     profile.write(path)
     if draft_model:
-        draft, its_profile = _profile_of(draft_model, config, plan)
+        with telling_end(f"ended; the profile of {model} is kept ({path}), that of {draft_model} is not written"):
+            draft, its_profile = _profile_of(draft_model, config, plan)
         its_profile.write(profile_path(draft, dtype))
     if plot:
         _draw(plot, profile, choices, choice, context)

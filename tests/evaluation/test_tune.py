@@ -133,3 +133,27 @@ def test_a_profile_of_older_code_is_not_taken(tiny, tmp_path, monkeypatch):
     digest = code_digest.__wrapped__(tmp_path)
     (tmp_path / "a.py").write_text("two")
     assert code_digest.__wrapped__(tmp_path) != digest
+
+
+@pytest.mark.parametrize(
+    ("num_measured", "says"),
+    [
+        (0, "ended before everything was measured; nothing is written"),
+        (1, "ended; the profile of mine is kept (PATH), that of draft is not written"),
+    ],
+)
+def test_ctrl_c_says_which_profile_is_kept(tiny, tmp_path, monkeypatch, num_measured, says):
+    measured = [(tiny, profile_model(tiny, CONFIG, PLAN))] * num_measured
+
+    def profile_of(*_):
+        if not measured:
+            raise KeyboardInterrupt
+        return measured.pop()
+
+    monkeypatch.setattr("paceline.cli.tune._profile_of", profile_of)
+    monkeypatch.setattr("paceline.models.resolve.resolve_model", lambda name: None)
+    path = tmp_path / "p.json"
+    result = CliRunner().invoke(app, ["tune", "-m", "mine", "--draft-model", "draft", "--rows", "9", "-o", str(path)])
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == says.replace("PATH", str(path)) + "\n"
+    assert path.exists() == bool(num_measured)

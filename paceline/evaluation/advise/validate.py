@@ -22,8 +22,10 @@ def cells_to_validate(prompts: Sequence[Prompt], params: SamplingParams, batch: 
 
 def validate(
     llm: LLM, advice: Advice, prompts: Sequence[Prompt], batch: int, minutes: float, raw: bool, progress: NamedProgress
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], bool]:
     """Predicted and measured ratios at `batch` concurrent requests; ``why`` if nothing was measured.
+
+    Also whether Ctrl-C ended the measurement.
 
     Args:
         prompts: those of the advice.
@@ -33,10 +35,10 @@ def validate(
     specs = specs_to_validate(own, advice.candidates)
     arms, skipped = own_arms(llm, specs, raw)
     file = BenchFile(None, {"arms": [arm.label for arm in arms]})
-    run_bench(arms, Plan(cells_to_validate(prompts, advice.params, batch), minutes=minutes), file, progress)
+    ended = run_bench(arms, Plan(cells_to_validate(prompts, advice.params, batch), minutes=minutes), file, progress)
     tables = tables_of(file.measurements, *bases_of(arms)) if file.measurements else []
     measured = {one.arm: one.decode for one in (tables[0].arms if tables else ())}
-    found: list[dict[str, Any]] = []
+    found, is_ended = list[dict[str, Any]](), ended == "interrupted"
     for one in own:
         label = f"{one.draft} k={one.k}"
         if label not in specs:
@@ -44,8 +46,9 @@ def validate(
         told = {name: getattr(one, name) for name in ("draft", "k", "batch", "predicted", "low", "high")}
         interval, why = measured.get(label), skipped.get(label)
         if interval is None:
-            found.append(told | {"measured": None, "why": why or f"no prompt was answered in {minutes:g} minutes"})
+            why = why or ("ended before" if is_ended else f"no prompt was answered in {minutes:g} minutes")
+            found.append(told | {"measured": None, "why": why})
         else:
             ends = {"measured_low": interval.low, "measured_high": interval.high}
             found.append(told | {"measured": interval.ratio, **ends})
-    return found
+    return found, is_ended

@@ -151,12 +151,20 @@ class _Audit:
         self.token_seconds = self._pace()
 
     def run(self) -> Audit:
-        """Run the checks of the plan in the order of `CHECKS`."""
+        """Run the checks of the plan in the order of `CHECKS`.
+
+        Raises:
+            KeyboardInterrupt: at Ctrl-C, with the verdicts of the checks so far. There is none of the audit: controls
+                may still show that a check finds nothing.
+        """
         wanted = [name for name in CHECKS if name in self.plan.checks]
-        checks = []
-        for number, name in enumerate(wanted):
-            self.progress(f"audit: {name}", number, len(wanted))
-            checks.append(getattr(self, f"_{name}")())
+        checks: list[Check] = []
+        try:
+            for number, name in enumerate(wanted):
+                self.progress(f"audit: {name}", number, len(wanted))
+                checks.append(getattr(self, f"_{name}")())
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_so_far(checks, len(wanted))) from None
         self.progress("audit", len(wanted), len(wanted))
         blind = blind_checks(self.controls)
         checks = without_blind(checks, blind)
@@ -237,3 +245,11 @@ class _Audit:
         began = self.clock()
         output = self.plain.generate([list(self.prompts[0])], params)[0]
         return max(self.clock() - began, 1e-6) / len(output.token_ids)
+
+
+def _so_far(checks: Sequence[Check], num_wanted: int) -> str:
+    """A line on an audit that was ended after some of its checks."""
+    if not checks:
+        return "ended before the first check was done; nothing is written"
+    found = ", ".join(f"{check.name} {check.verdict}" for check in checks)
+    return f"ended after {len(checks)} of {num_wanted} checks ({found}); this is no verdict, and nothing is written"

@@ -220,6 +220,35 @@ def test_what_was_not_measured_is_said(command, tmp_path):
     assert "not measured, no prompt was answered in 1e-07 minutes" in short.stdout
 
 
+@pytest.mark.parametrize("step", ["texts_of", "replayed"])
+def test_ctrl_c_before_an_advice_says_that_there_is_none(command, monkeypatch, tmp_path, step):
+    monkeypatch.setattr(run, step, _press_ctrl_c)
+    result = command("--candidates", "ngram", "-c", "1", "--export", str(tmp_path / "export.json"))
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == "ended before there was an advice; nothing is written\n"
+    assert not (tmp_path / "export.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [("validate.own_arms", None), ("bench.run._measured", ["ended before", "ended before"])],
+)
+def test_ctrl_c_while_an_advice_is_validated_keeps_the_advice(command, monkeypatch, tmp_path, step, told):
+    place = "paceline.evaluation." + ("advise." if step.startswith("validate") else "")
+    monkeypatch.setattr(place + step, _press_ctrl_c)
+    export = tmp_path / "export.json"
+    result = command("--validate", "1", "--candidates", "ngram", "-c", "1", "--json", "--export", str(export))
+    assert result.exit_code == 130 and export.exists()
+    assert result.stderr == "ended while the advice was validated; the advice itself is complete\n"
+    record = json.loads(result.stdout)
+    assert record["candidates"] and record["advice"]
+    assert told == (record["validation"] and [one["why"] for one in record["validation"]])
+
+
+def _press_ctrl_c(*_, **__):
+    raise KeyboardInterrupt
+
+
 def test_people_get_a_table_and_what_was_measured(command):
     result = command("--validate", "0.001", "--candidates", "ngram", "-c", "1")
     assert result.exit_code == 0, result.output

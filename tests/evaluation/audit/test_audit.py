@@ -217,6 +217,33 @@ def test_people_get_a_page_and_builds_an_exit_code(command):
     assert command("--checks", "rows,law", "--detect", "lenience=1.02", "--alpha", "1e-9").exit_code == 3
 
 
+@pytest.mark.parametrize(
+    ("during", "says"),
+    [
+        ("rows_check", "ended before the first check was done; nothing is written"),
+        ("greedy_check", "ended after 2 of 8 checks (rows PROVED, rule PROVED); this is no verdict, and nothing is"),
+        ("law_check", "ended after 7 of 8 checks (rows PROVED, rule PROVED, greedy "),
+    ],
+)
+def test_ctrl_c_tells_what_was_found_before(command, during, says, tmp_path, monkeypatch):
+    ledger = tmp_path / "ledger.json"
+    monkeypatch.setattr(run, during, _press_ctrl_c)
+    result = command("--ledger", str(ledger), "--max-tokens", "40")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert says in result.stderr and result.stderr.count("\n") == 1
+    assert not ledger.exists()
+
+
+def test_ctrl_c_before_the_checks_says_that_there_is_nothing(command, monkeypatch):
+    monkeypatch.setattr(options, "load_llm", _press_ctrl_c)
+    result = command()
+    assert (result.exit_code, result.stderr) == (130, "ended before the audit was done; nothing is written\n")
+
+
+def _press_ctrl_c(*_, **__):
+    raise KeyboardInterrupt
+
+
 def test_a_prompt_that_the_model_cannot_read_is_named_before_the_audit(command, tmp_path):
     (tmp_path / "prompts.txt").write_text("short\nso long" + " x" * 9000)
     result = command("--prompts", str(tmp_path / "prompts.txt"))
