@@ -2,7 +2,8 @@
 
 They stand in ``tokenizer_config.json``: under ``added_tokens_decoder`` (ids to tokens), as special tokens by name
 (``pad_token``), and in the list ``extra_special_tokens``, formerly ``additional_special_tokens``. Folders that older
-versions wrote have ``added_tokens.json`` (texts to ids) instead of the first. Not for the tokens in tokenizer.json.
+versions wrote have ``added_tokens.json`` (texts to ids) instead of the first, and may have the others in
+``special_tokens_map.json``. Not for the tokens in tokenizer.json.
 """
 
 from collections.abc import Iterator, Mapping, Set
@@ -17,11 +18,40 @@ from paceline.models.json_file import read_json
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Names of special tokens, in the order in which transformers adds those that the vocabulary lacks."""
+_LISTS = ("extra_special_tokens", "additional_special_tokens")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
+def token_settings(folder: Path) -> Fields:
+    """The content of tokenizer_config.json, in older folders with the special tokens of special_tokens_map.json.
+
+    As in transformers, the latter is read only if the former lacks ``added_tokens_decoder`` (before version 4.34). Its
+    tokens then replace those of the same name, and its lists go on those of the former.
+
+    Raises:
+        CorruptWeights: one of the files cannot be read.
+    """
+    path, older = folder / "tokenizer_config.json", folder / "special_tokens_map.json"
+    settings = read_json(path) if path.is_file() else {}
+    if "added_tokens_decoder" in settings or not older.is_file():
+        return Fields(settings)
+    told = read_json(older)
+    named = {name: value for name, value in told.items() if name.endswith("_token")}
+    lists = {name: _joined(settings.get(name), told[name]) for name in _LISTS if name in told}
+    return Fields({**settings, **named, **lists})
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """A list of special tokens with those of a second one that it lacks."""
+    if not isinstance(second, list):
+        return second
+    special = [{**token, "special": True} if isinstance(token, Mapping) else token for token in second]
+    first = first if isinstance(first, list) else []
+    return [*first, *(token for token in special if token not in first)]
+
+
 def add_declared_tokens(backend: Backend, settings: Fields, folder: Path) -> None:
-    """Add the tokens that `settings`, the content of tokenizer_config.json, and `folder` declare.
+    """Add the tokens that `settings` (see `token_settings`) and `folder` declare.
 
     Raises:
         UnsupportedModel: naming the field whose value is no token, or whose id belongs to another token.

@@ -1,7 +1,8 @@
 """The tokenizer of a model folder.
 
-``tokenizer.json`` holds the pipeline, ``tokenizer_config.json`` the names of special tokens, further tokens
-(`added_tokens.py`), and the chat template. Not for encoding or decoding (`tokenizer.py`).
+``tokenizer.json`` holds the pipeline, ``tokenizer_config.json`` the names of special tokens and further tokens, which
+older folders have in other files (`added_tokens.py`), and the chat template. Not for encoding or decoding
+(`tokenizer.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import CorruptWeights, UnsupportedModel
-from paceline.models.added_tokens import NAMED_TOKENS, add_declared_tokens
+from paceline.models.added_tokens import NAMED_TOKENS, add_declared_tokens, token_settings
 from paceline.models.fields import Fields, is_text, refuse, shown
 from paceline.models.json_file import read_json, read_text
 from paceline.models.tokenizer import Scheme, Tokenizer
@@ -41,8 +42,7 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
     backend.no_truncation()  # settings of training; they would truncate prompts, and transformers ignores them too
     backend.no_padding()
     decoders = list(_steps(pipeline.get("decoder")))
-    settings_path = folder / "tokenizer_config.json"
-    fields = Fields(read_json(settings_path) if settings_path.is_file() else {})
+    fields = token_settings(folder)
     add_declared_tokens(backend, fields, folder)
     return Tokenizer(
         backend,
@@ -86,7 +86,7 @@ def _strips_space(step: Mapping[str, Any]) -> bool:
 
 
 def _token_text(settings: Fields, name: str) -> str | None:
-    """The text of a special token, which tokenizer_config.json gives as a string or as an object with it."""
+    """The text of a special token, which the settings give as a string or as an object with it."""
     token = settings.get(name, None)
     text = token.get("content") if isinstance(token, Mapping) else token
     if text is not None and not is_text(text):

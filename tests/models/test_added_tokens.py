@@ -5,7 +5,7 @@ import json
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from paceline.errors import UnsupportedModel
+from paceline.errors import CorruptWeights, UnsupportedModel
 from paceline.models.tokenizer_folder import tokenizer_from_folder
 
 from .vocabularies import SAMPLES, transformers_twin
@@ -80,6 +80,52 @@ def test_the_file_of_older_versions(folder):
     ours, theirs = tokenizer_from_folder(folder), AutoTokenizer.from_pretrained(folder)
     assert [ours.encode(text) for text in TEXTS] == [theirs.encode(text) for text in TEXTS]
     assert NUM_TOKENS + 1 in ours.special_token_ids and NUM_TOKENS not in ours.special_token_ids
+
+
+BOS, EOS = {"bos_token": "<|im_start|>"}, {"eos_token": {"content": "<|im_end|>", "lstrip": False}}
+OLDER = {
+    "only there": ({}, BOS | EOS | {"pad_token": "<pad>", "unk_token": None}),
+    "there too, and another": (BOS | EOS, {"eos_token": "<|x|>", "pad_token": {"content": "<pad>", "rstrip": True}}),
+    "a newer folder": ({"added_tokens_decoder": numbered(EXTRA)} | BOS, EOS | {"bos_token": "<|x|>"}),
+    "a newer folder without tokens": ({"added_tokens_decoder": {}}, BOS | EOS),
+    "a list": (BOS, EOS | {"additional_special_tokens": ["<|x|>", "<|y|>"]}),
+    "two lists": ({"extra_special_tokens": ["<|x|>"]}, {"extra_special_tokens": ["<|x|>", {"content": "<|y|>"}]}),
+    "a name of the model": ({}, BOS | {"image_token": "<img>"}),
+}
+"""The content of tokenizer_config.json and that of special_tokens_map.json."""
+
+
+@pytest.mark.parametrize(("declared", "older"), OLDER.values(), ids=OLDER)
+def test_special_tokens_of_older_folders_are_those_of_transformers(folder, declared, older):
+    from transformers import AutoTokenizer
+
+    (folder / "tokenizer_config.json").write_text("{}")
+    declare(folder, declared)
+    (folder / "special_tokens_map.json").write_text(json.dumps(older))
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}|{{ eos_token }}|{{ pad_token }}")
+    messages = [{"role": "user", "content": "hi"}]
+    ours, theirs = tokenizer_from_folder(folder), AutoTokenizer.from_pretrained(folder)
+    assert ours.bos_token_id == theirs.bos_token_id
+    assert ours.eos_token_ids == (() if theirs.eos_token_id is None else (theirs.eos_token_id,))
+    assert ours.apply_chat_template(messages) == theirs.apply_chat_template(messages, tokenize=False)
+    for text in TEXTS:
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text), text
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
+
+
+@pytest.mark.parametrize(
+    ("older", "error", "named"),
+    [
+        ("{", CorruptWeights, "special_tokens_map.json: is not JSON"),
+        ('{"eos_token": 5}', UnsupportedModel, "eos_token: 5 is no text of a token"),
+        ('{"additional_special_tokens": "x"}', UnsupportedModel, "additional_special_tokens: 'x' is no list"),
+    ],
+)
+def test_older_files_that_cannot_be_read_are_refused(folder, older, error, named):
+    (folder / "special_tokens_map.json").write_text(older)
+    with pytest.raises(error, match=named):
+        tokenizer_from_folder(folder)
 
 
 @pytest.mark.parametrize(
