@@ -66,7 +66,7 @@ CALL = {
 COMMAND_LINE = {
     name: remedy for name, remedy in {**SAMPLING, **ENGINE}.items() if remedy.startswith("leave it out")
 } | {
-    "speculative_config": "use --draft METHOD, with --draft-model, --num-draft-tokens and --draft-option NAME=VALUE",
+    "speculative_config": "give it to generate, chat, serve, batch or audit; bench and advise take --spec LABEL={...}",
     "num_speculative_tokens": "use --num-draft-tokens",
     "speculative_model": "use --draft draft_model --draft-model MODEL",
     "speculative_draft_tensor_parallel_size": "use --draft-option draft_tensor_parallel_size=N",
@@ -81,7 +81,10 @@ COMMAND_LINE = {
     "enable_auto_tool_choice": "leave it out: tools are always known",
     "seed": "give a seed in each request",
 }
-"""Options of vLLM's command line, with underscores; what it shares with the tables above has the same remedy."""
+"""Options of vLLM's command line, with underscores; what it shares with the tables above has the same remedy.
+
+Commands that have such an option, as some have ``--speculative-config``, take it.
+"""
 
 _OPTIONS_OF_DRAFTERS = ("prompt_lookup_max", "prompt_lookup_min", "draft_tensor_parallel_size")
 

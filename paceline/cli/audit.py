@@ -1,10 +1,10 @@
 """`paceline audit`: does speculation change what a model says? Evidence for your model, settings and prompts."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,13 +12,11 @@ from paceline.cli import options as o
 from paceline.cli.given import options_of, refuse_given
 from paceline.cli.groups import Drafting, Machine, grouped
 from paceline.cli.terminal import output, progress_bars, telling_end
+from paceline.config import SpeculativeConfig
 from paceline.disk import check_placed_file
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from paceline.engine.llm import LLM
     from paceline.evaluation.audit.verdict import Check, Verdict
 
 WHAT = "What is audited"
@@ -113,6 +111,7 @@ Found = tuple[str, "Verdict", "list[Check]", float | None, float, int]
 
 def _local(model: str, drafting: Drafting, texts: list[str], machine: Machine, question: Question) -> Found:
     """Audit a local model: (title, verdict, checks, smallest effect excluded, seconds, exit code)."""
+    from paceline.drafters.registry import resolve_drafter
     from paceline.evaluation.audit import show
     from paceline.evaluation.audit.betting import Bets
     from paceline.evaluation.audit.ledger import check_ledger, fingerprint, read_bets, write_bets
@@ -122,14 +121,13 @@ def _local(model: str, drafting: Drafting, texts: list[str], machine: Machine, q
 
     if question.plain_url is not None:
         raise InvalidParameter("plain_url", "is given without --url", "name the server that speculates with --url")
-    spec_of, ledger, least = _speculation(drafting), question.ledger, _lenience(question.detect)
+    config, ledger, least = _config(drafting), question.ledger, _lenience(question.detect)
     checks = o.names(question.checks) or CHECKS
-    asked = {"rule": drafting.rule}
-    plan = AuditPlan(asked, question.minutes, checks, question.alpha, least, question.max_tokens)
+    plan = AuditPlan({"rule": config.rule}, question.minutes, checks, question.alpha, least, question.max_tokens)
     if ledger:
         check_ledger(ledger)
     plain = o.load_llm(model, None, **machine.engine())
-    spec = spec_of(plain)
+    spec = asdict(resolve_drafter(config, plain.loaded) or config)
     plan = replace(plan, speculative=spec)
     ids = ids_of(plain, texts, question.raw)
     key = fingerprint(plain.loaded.source.checkpoint.fingerprint, {"dtype": plain.dtype, "speculative": spec})
@@ -143,18 +141,16 @@ def _local(model: str, drafting: Drafting, texts: list[str], machine: Machine, q
     return title, found.verdict, list(found.checks), found.smallest_effect_excluded, found.seconds, code
 
 
-def _speculation(drafting: Drafting) -> "Callable[[LLM], dict[str, Any]]":
-    """A function from the plain model to its speculative fields. Raises InvalidParameter if there is no drafter."""
-    from dataclasses import asdict
-
-    from paceline.drafters.registry import AUTO, option_names, resolve_drafter
+def _config(drafting: Drafting) -> SpeculativeConfig:
+    """What is audited. Raises InvalidParameter if there is no drafter."""
+    from paceline.drafters.registry import AUTO, option_names
 
     config = drafting.config()
     if config is None:
         raise InvalidParameter("draft", "none drafts nothing, so there is nothing to audit", "name a drafter")
     if config.method != AUTO:
         option_names(config.method)
-    return lambda plain: asdict(resolve_drafter(config, plain.loaded) or config)
+    return config
 
 
 def _plain_url(context: typer.Context, model: str, question: Question) -> str:

@@ -9,22 +9,20 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.groups import Drafting, grouped
 from paceline.cli.serve import need_extras
 from paceline.cli.terminal import messages, progress_bars
 from paceline.disk import check_placed_file, is_device
 from paceline.errors import InvalidParameter
 
 
+@grouped
 def batch(
     source: Annotated[Path, typer.Argument(metavar="IN", help="JSON Lines of requests, as for OpenAI's batch API.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Answers are added here, in the order they end.")],
     model: o.Model = o.DEFAULT_MODEL,
-    draft: o.Draft = o.DEFAULT_DRAFT,
-    draft_model: o.DraftModel = None,
-    num_draft_tokens: o.NumDraft = None,
-    rule: o.Rule = o.DEFAULT_RULE,
-    policy: o.Policy = "auto",
-    draft_option: o.DraftOption = None,
+    *,
+    drafting: Drafting,
     dtype: o.Dtype = o.DEFAULT_DTYPE,
     threads: o.Threads = None,
     max_num_seqs: o.MaxNumSeqs = o.DEFAULT_MAX_NUM_SEQS,
@@ -53,7 +51,7 @@ def batch(
     if done:
         messages.print(f"{len(requests) - len(waiting)} of {len(requests)} are answered already")
     if waiting:
-        speculative = o.speculative_config(draft, draft_model, num_draft_tokens, rule, policy, draft_option)
+        speculative = drafting.config()
         engine = {"dtype": dtype, "num_threads": threads, "max_num_seqs": max_num_seqs,
                   "kv_cache_memory_bytes": kv_cache_memory_bytes}  # fmt: skip
         asyncio.run(_run(model, speculative, engine, waiting, target))

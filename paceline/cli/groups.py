@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 
 from paceline.cli import options as o
 from paceline.config import SpeculativeConfig
+from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
 
 
@@ -60,9 +61,20 @@ class Drafting:
     policy: o.Policy = "auto"
     draft_option: o.DraftOption = None
     policy_option: o.PolicyOption = None
+    speculative_config: o.SpeculativeJson = None
 
     def config(self) -> SpeculativeConfig | None:
-        """See `options.speculative_config`."""
+        """See `options.config_of_json`, or else `options.speculative_config`.
+
+        Raises:
+            InvalidParameter: another option of drafting beside ``--speculative-config``.
+        """
+        if self.speculative_config is not None:
+            for one in fields(self):
+                if one.name != "speculative_config" and getattr(self, one.name) != one.default:
+                    problem = "is given beside --speculative-config, which says all of drafting"
+                    raise InvalidParameter(one.name, problem, "write it there, or leave one of the two out")
+            return o.config_of_json(self.speculative_config)
         return o.speculative_config(
             self.draft, self.draft_model, self.num_draft_tokens, self.rule, self.policy, self.draft_option,
             self.policy_option,

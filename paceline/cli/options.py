@@ -82,6 +82,14 @@ PolicyOption = Annotated[
 DraftOption = Annotated[
     list[str] | None, option(DRAFTING, "--draft-option", help="NAME=VALUE for the drafter, e.g. prompt_lookup_max=4.")
 ]
+SpeculativeJson = Annotated[
+    str | None,
+    option(
+        DRAFTING, "--speculative-config",
+        help='All of drafting as one JSON object, with vLLM\'s keys or ours: {"method": "ngram", '
+        '"num_speculative_tokens": 4}. In place of the other options of drafting.',
+    ),
+]  # fmt: skip
 MaxTokens = Annotated[int, option(SAMPLING, "--max-tokens", "-n", help="Most tokens of an answer.")]
 Temperature = Annotated[float, option(SAMPLING, "--temperature", "-t", help="0 is greedy.")]
 TopP = Annotated[float, option(SAMPLING, "--top-p", help="Nucleus, in (0, 1].")]
@@ -235,6 +243,22 @@ def speculative_config(
         if value:
             raise InvalidParameter(name, f"is given, and --draft {draft} drafts nothing", "leave one of the two out")
     return None
+
+
+def config_of_json(text: str) -> SpeculativeConfig | None:
+    """The config of ``--speculative-config``; None for plain decoding.
+
+    Raises:
+        InvalidParameter: no JSON object, or one that `SpeculativeConfig.of` does not take.
+    """
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        remedy = """write e.g. '{"method": "ngram", "num_speculative_tokens": 4}'"""
+        raise InvalidParameter("speculative_config", f"{text!r} is no JSON object", remedy)
+    return SpeculativeConfig.of(values)
 
 
 def _name_and_value(field: str, text: str) -> tuple[str, Any]:

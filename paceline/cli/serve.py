@@ -1,5 +1,6 @@
 """`paceline serve`: one model, or a cluster that does what was planned, behind OpenAI's HTTP protocol."""
 
+import json
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import contextmanager
@@ -43,6 +44,8 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
             raise InvalidParameter("config", f"{name!r} in {path} is no option", "see paceline serve --help")
         if isinstance(value, str) and getattr(known[name], "multiple", False):
             named[name] = [value]  # a repeatable option that is given once
+        elif name == "speculative_config" and isinstance(value, dict):
+            named[name] = json.dumps(value)
     context.default_map = {**(context.default_map or {}), **named}
     return path
 
@@ -81,6 +84,8 @@ def serve(
         paceline serve
 
         paceline serve smollm2-135m --draft suffix --port 8080
+
+        paceline serve --speculative-config '{"method": "ngram", "num_speculative_tokens": 4}'
 
         paceline serve --host 0.0.0.0 --api-key-file keys.txt --max-queue 32 --request-log -
 

@@ -15,7 +15,9 @@ import typer
 from typer.testing import CliRunner
 
 from paceline.cli import options
+from paceline.cli.groups import Drafting
 from paceline.cli.main import app, main
+from paceline.config import SpeculativeConfig
 from paceline.errors import HeadWarning, InvalidParameter, PacelineError
 
 runner = CliRunner()
@@ -309,7 +311,7 @@ run()
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["generate", "--speculative-config", "{}", "hi"], "--speculative-config: is vLLM's.*use --draft METHOD"),
+        (["bench", "--speculative-config", "{}"], "--speculative-config: is vLLM's.*bench and advise take --spec"),
         (["generate", "--enforce-eager", "hi"], "--enforce-eager: .*leave it out"),
         (["serve", "--gpu-memory-utilization=0.9"], "--gpu-memory-utilization: .*use --kv-cache-memory-bytes"),
         (["serve", "--no-enable-prefix-caching"], "--no-enable-prefix-caching: .*leave it out"),
@@ -330,8 +332,63 @@ def test_an_option_of_nobodys_is_refused_as_before():
 def test_no_option_of_ours_has_a_hint_and_every_hint_names_options_of_ours():
     from paceline.vllm_names import COMMAND_LINE
 
-    serve = typer.main.get_command(app).commands["serve"]
-    ours = {option for parameter in serve.params for option in parameter.opts}
+    commands = typer.main.get_command(app).commands
+    serve, bench = [{option for each in commands[name].params for option in each.opts} for name in ("serve", "bench")]
     named = {word.rstrip(",") for remedy in COMMAND_LINE.values() for word in remedy.split() if word.startswith("--")}
-    assert named <= ours
-    assert not {"--" + name.replace("_", "-") for name in COMMAND_LINE} & ours
+    assert named - {"--spec"} <= serve and "--spec" in bench
+    assert {"--" + name.replace("_", "-") for name in COMMAND_LINE} & serve == {"--speculative-config"}
+
+
+VLLMS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+DRAFTS = [
+    (json.dumps(VLLMS), SpeculativeConfig("ngram", 3, options={"prompt_lookup_max": 2})),
+    ('{"model": "small", "rule": "p/q"}', SpeculativeConfig("auto", None, "small", "p/q")),
+    ('{"method": "none"}', None),
+]
+
+
+@pytest.mark.parametrize(("given", "config"), DRAFTS, ids=[text for text, _ in DRAFTS])
+@pytest.mark.parametrize(
+    "command", [["generate", "hi"], ["chat"], ["audit"], ["batch", "IN", "OUT"], ["serve"]], ids=str
+)
+def test_how_to_draft_is_read_from_vllms_json(command, given, config, tmp_path, monkeypatch):
+    seen = []
+
+    def config_of(drafting):
+        seen.append(of(drafting))
+        raise KeyboardInterrupt  # before a model is loaded
+
+    of = Drafting.config
+    monkeypatch.setattr(Drafting, "config", config_of)
+    (tmp_path / "IN").write_text(json.dumps({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}))
+    arguments = [str(tmp_path / each) if each.isupper() else each for each in command]
+    result = runner.invoke(app, [*arguments, "--speculative-config", given])
+    assert result.exit_code == 130 and seen == [config]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["{"], 'speculative_config: \'{\' is no JSON object; write e.g. \'{"method": "ngram"'),
+        (["[1]"], "speculative_config: '[1]' is no JSON object"),
+        (["null"], "speculative_config: 'null' is no JSON object"),
+        (["{}"], "method: is missing in speculative"),
+        (['{"method": "ngram", "num_tokens": 4}'], "num_tokens: is an unknown configuration key"),
+        (['{"method": "ngram"}', "-k", "3"], "num_draft_tokens: is given beside --speculative-config"),
+        (['{"method": "ngram"}', "--draft", "suffix"], "draft: is given beside --speculative-config"),
+    ],
+)
+def test_json_that_says_no_way_to_draft_is_refused(given, says):
+    result = runner.invoke(app, ["generate", "hi", "--speculative-config", *given])
+    assert isinstance(result.exception, InvalidParameter) and says in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "text", [f"speculative-config: '{json.dumps(VLLMS)}'", f"speculative-config: {json.dumps(VLLMS)}"]
+)
+def test_a_file_of_options_may_hold_how_to_draft_as_text_or_as_it_is(text, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(options, "config_of_json", lambda text: seen.append(json.loads(text)))
+    (tmp_path / "serve.yaml").write_text(text)
+    runner.invoke(app, ["serve", "--config", str(tmp_path / "serve.yaml"), "--max-num-seqs", "0"])
+    assert seen == [VLLMS]

@@ -269,6 +269,13 @@ def test_bad_input_names_its_field_before_a_model_is_loaded(command, monkeypatch
     assert result.exception.field == field
 
 
+def test_a_rule_in_vllms_json_is_that_of_the_audit(question, monkeypatch):
+    monkeypatch.setattr(options, "load_llm", lambda *_, **__: pytest.fail("loaded first"))
+    arguments = ["audit", "any", "--prompts", question, "--detect", "lenience=1.1"]
+    result = CliRunner().invoke(app, [*arguments, "--speculative-config", '{"method": "ngram", "rule": "block"}'])
+    assert isinstance(result.exception, InvalidParameter) and result.exception.field == "detect"
+
+
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [(["--detect", "lenience=1.1"], "detect"), (["--checks", "law"], "checks"), (["--minutes", "5"], "minutes"),
