@@ -48,8 +48,9 @@ class ModelConfig:
             all layers have full attention.
         attention_bias: of query, key and value. attention_out_bias: of the output projection.
         qk_norm: RMS norms of queries and keys, over each head or over ``all`` of them together (`qk_norm_over`).
-        norm: RMS norm, or ``layer`` norm with mean subtraction and bias. pre_norms, post_norms: norms before and after
-            attention and feed-forward; a post-norm is applied before the residual is added.
+        norm: RMS norm, or ``layer`` norm with mean subtraction and, if `norm_bias`, a bias. pre_norms, post_norms:
+            norms before and after attention and feed-forward; a post-norm is applied before the residual is added.
+        parallel: attention and feed-forward read the same hidden states, and what both give is added.
         mlp: ``gated_clamped`` is gpt-oss's g sigmoid(A g) (clamp(up, -L, L) + 1), g = min(gate, L); see `SWIGLU_LIMIT`.
         attention_sinks: one more score per head and row, of a key without a value.
         attention_scale: factor on attention scores; None for head_dim^-1/2. attention_softcap, logit_softcap: c of
@@ -82,9 +83,11 @@ class ModelConfig:
     qk_norm: bool = False
     qk_norm_over: Literal["head", "all"] = "head"
     norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = True
     pre_norms: bool = True
     post_norms: bool = False
-    mlp: Literal["gated_silu", "gated_gelu_tanh", "gated_clamped", "gelu_tanh"] = "gated_silu"
+    parallel: bool = False
+    mlp: Literal["gated_silu", "gated_gelu_tanh", "gated_clamped", "gelu_tanh", "gelu"] = "gated_silu"
     position_embedding: Literal["rotary", "learned"] = "rotary"
     attention_sinks: bool = False
     attention_scale: float | None = None
@@ -145,7 +148,7 @@ class ModelConfig:
     @property
     def is_gated(self) -> bool:
         """Whether the feed-forward has a gate projection."""
-        return self.mlp != "gelu_tanh"
+        return self.mlp.startswith("gated")
 
     @property
     def has_plain_layers(self) -> bool:
@@ -155,7 +158,7 @@ class ModelConfig:
             and self.pre_norms and not self.post_norms and not self.windows and not self.layers_without_rope
             and self.rotary_dim is None and self.rope_factor == 1.0 and self.qk_norm_over == "head"
             and self.attention_scale is None and not self.attention_softcap and self.residual_scale == 1.0
-            and not self.attention_sinks
+            and not self.attention_sinks and not self.parallel
         )  # fmt: skip
 
     def window(self, layer: int) -> int:

@@ -29,6 +29,13 @@ _GPT2_NAMES = {
     "model.norm": "transformer.ln_f", "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2",
     "self_attn.o_proj": "attn.c_proj", "mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj",
 }  # fmt: skip
+_NEOX_NAMES = {
+    "model.embed_tokens": "gpt_neox.embed_in", "model.norm": "gpt_neox.final_layer_norm", "lm_head": "embed_out",
+    "self_attn.o_proj": "attention.dense", "mlp.up_proj": "mlp.dense_h_to_4h", "mlp.down_proj": "mlp.dense_4h_to_h",
+}  # fmt: skip
+_ONE_NORM, _ONE_NORM_GGUF = {"post_attention_layernorm": "input_layernorm"}, {"post_attention_layernorm": "attn_norm"}
+"""The norm before attention is that before the feed-forward, too."""
+_COHERE = {"tie_word_embeddings": True, "logit_scale": 0.0625, "sliding_window": 4096}
 _GELU_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 
 _GEMMA_DEFAULTS = {
@@ -131,6 +138,21 @@ FAMILIES: Mapping[str, Family] = {
                keys={"norm_eps": "norm_epsilon"}, names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
                defaults={"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}, activation=_GELU_TANH,
                parts=parts.starcoder2, gguf_parts=parts.ungated),
+        Family("cohere", "command-r", "layer norms without biases; attention and feed-forward side by side; pairs of a "
+               "head turn; logits multiplied; Command R", keys={"norm_eps": "layer_norm_eps"},
+               names=_ONE_NORM, defaults=_COHERE, interleaved=True, gguf_names=_ONE_NORM_GGUF, parts=parts.cohere,
+               gguf_parts=parts.cohere),
+        Family("cohere2", "cohere2", "cohere with a window in three of four layers, the fourth without positions; "
+               "Command R7B, Command A", keys={"norm_eps": "layer_norm_eps"}, names=_ONE_NORM, defaults=_COHERE,
+               interleaved=True, gguf_names=_ONE_NORM_GGUF, window="typed", window_every=4,
+               turns_windows=True, parts=parts.cohere, gguf_parts=parts.cohere),
+        Family("gpt_neox", "gptneox", "layer norms, biases, no gate, gelu; attention and feed-forward side by side; a "
+               "quarter of a head turns; Pythia", layers="gpt_neox.layers.{}", names=_NEOX_NAMES,
+               keys={"norm_eps": "layer_norm_eps", "partial_rotary_factor": "rotary_pct",
+                     "rope_theta": "rotary_emb_base"},
+               defaults={"partial_rotary_factor": 0.25, "attention_bias": True, "hidden_act": "gelu"},
+               woven={"attention.query_key_value": _QKV}, gguf_stacked={"attn_qkv": _QKV}, turns_part=True,
+               activation=("gelu",), parts=parts.gpt_neox, gguf_parts=parts.gpt_neox),
         Family("stablelm", "stablelm", "layer norms; a quarter of a head turns; StableLM 3B and 2-1.6B",
                keys={"norm_eps": "layer_norm_eps"}, defaults={"partial_rotary_factor": 0.25}, turns_part=True,
                parts=parts.stablelm, gguf_parts=parts.stablelm_gguf),

@@ -17,12 +17,13 @@ def scaled_embeddings(fields: Fields) -> dict[str, Any]:
 
 
 def gemma2(fields: Fields) -> dict[str, Any]:
+    """Gemma 2: norms after attention and feed-forward too, a scale of its own, soft caps."""
     fields.expect("use_bidirectional_attention", False)
     return scaled_embeddings(fields) | {
         "post_norms": True,
         "attention_scale": fields.number("query_pre_attn_scalar", 256) ** -0.5,
-        "attention_softcap": cap(fields, "attn_logit_softcapping"),
-        "logit_softcap": cap(fields, "final_logit_softcapping"),
+        "attention_softcap": _cap(fields, "attn_logit_softcapping"),
+        "logit_softcap": _cap(fields, "final_logit_softcapping"),
     }
 
 
@@ -35,33 +36,35 @@ def gemma2_gguf(fields: Fields) -> dict[str, Any]:
     """Gemma 2. As in llama.cpp, the number of layers identifies the 27B model, whose scale is from hidden / heads."""
     return scaled_embeddings(fields) | {
         "post_norms": True,
-        "attention_scale": gemma_scale(fields, 46),
+        "attention_scale": _gemma_scale(fields, 46),
         "attention_softcap": fields.number("attn_logit_softcapping", 50.0),
         "logit_softcap": fields.number("final_logit_softcapping", 30.0),
     }
 
 
 def gemma3_gguf(fields: Fields) -> dict[str, Any]:
+    """Gemma 3, whose layers with a window have positions of their own."""
     return scaled_embeddings(fields) | {
         "post_norms": True,
         "qk_norm": True,
-        "attention_scale": gemma_scale(fields, 62),
-        "logit_softcap": cap(fields, "final_logit_softcapping"),
+        "attention_scale": _gemma_scale(fields, 62),
+        "logit_softcap": _cap(fields, "final_logit_softcapping"),
         "rope_local_theta": fields.number("rope.freq_base_swa", 10000.0, above=1.0),
     }
 
 
-def gemma_scale(fields: Fields, layers_of_largest: int) -> float:
+def _gemma_scale(fields: Fields, layers_of_largest: int) -> float:
     per_head = fields.whole("embedding_length") / fields.whole("attention.head_count")
     is_largest = fields.whole("block_count") == layers_of_largest
     return (per_head if is_largest else fields.whole("attention.key_length", int(per_head))) ** -0.5
 
 
-def cap(fields: Fields, name: str) -> float:
+def _cap(fields: Fields, name: str) -> float:
     return fields.number(name) if name in fields and not fields.is_null(name) else 0.0
 
 
 def olmo2(fields: Fields) -> dict[str, Any]:
+    """OLMo 2: norms after attention and feed-forward only, and over all queries and all keys."""
     return {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_over": "all"}
 
 
@@ -71,10 +74,12 @@ def olmo3(fields: Fields) -> dict[str, Any]:
 
 
 def olmo3_gguf(fields: Fields) -> dict[str, Any]:
+    """As `olmo3`."""
     return olmo2(fields) | {"rope_local_theta": fields.number("rope.freq_base", above=1.0)}
 
 
 def olmoe(fields: Fields) -> dict[str, Any]:
+    """OLMoE: norms over all queries and all keys; clipped projections are refused."""
     for name in ("clip_qkv", "attention.clamp_kqv"):
         if name in fields:
             raise refuse(name, "is not implemented")
@@ -82,12 +87,14 @@ def olmoe(fields: Fields) -> dict[str, Any]:
 
 
 def gpt_oss(fields: Fields) -> dict[str, Any]:
+    """gpt-oss: a clamped gate and attention sinks."""
     fields.expect("swiglu_alpha", SWIGLU_ALPHA)
     fields.expect("swiglu_limit", SWIGLU_LIMIT)
     return {"mlp": "gated_clamped", "attention_sinks": True}
 
 
 def exaone4(fields: Fields) -> dict[str, Any]:
+    """EXAONE 4: norms after attention and feed-forward only, and of queries and keys per head."""
     return {"pre_norms": False, "post_norms": True, "qk_norm": True}
 
 
@@ -97,14 +104,17 @@ def both_norms(fields: Fields) -> dict[str, Any]:
 
 
 def glm(fields: Fields) -> dict[str, Any]:
+    """GLM-4: biases on queries, keys and values only."""
     return {"attention_out_bias": False}
 
 
 def glm4(fields: Fields) -> dict[str, Any]:
+    """GLM-4-0414: norms after attention and feed-forward too."""
     return glm(fields) | both_norms(fields)
 
 
 def seed_oss(fields: Fields) -> dict[str, Any]:
+    """Seed-OSS, which asks for the bias of the output projection by itself."""
     return {"attention_out_bias": fields.flag("attention_out_bias", False)}
 
 
@@ -119,23 +129,39 @@ def ungated(fields: Fields) -> dict[str, Any]:
 
 
 def starcoder2(fields: Fields) -> dict[str, Any]:
+    """StarCoder2: layer norms, no gate, and biases where ``use_bias`` says so."""
     return ungated(fields) | dict.fromkeys(
         ("attention_bias", "attention_out_bias", "mlp_bias"), fields.flag("use_bias", True)
     )
 
 
+def cohere(fields: Fields) -> dict[str, Any]:
+    """Command R: layer norms without biases, attention and feed-forward side by side."""
+    fields.expect("use_qk_norm", False)
+    scale = fields.number("logit_scale")
+    return {"norm": "layer", "norm_bias": False, "parallel": True, "logit_scale": scale}
+
+
+def gpt_neox(fields: Fields) -> dict[str, Any]:
+    """GPT-NeoX: attention and feed-forward side by side, unless ``use_parallel_residual`` is false."""
+    return {"norm": "layer", "mlp": "gelu", "mlp_bias": True, "parallel": fields.flag("use_parallel_residual", True)}
+
+
 def stablelm(fields: Fields) -> dict[str, Any]:
+    """StableLM, but for its 12B model, which has attention and feed-forward side by side."""
     for name in ("use_parallel_residual", "qk_layernorm"):
         fields.expect(name, False)
     return {"norm": "layer", "attention_bias": fields.flag("use_qkv_bias", False), "attention_out_bias": False}
 
 
 def stablelm_gguf(fields: Fields) -> dict[str, Any]:
+    """As `stablelm`."""
     fields.expect("use_parallel_residual", False)
     return {"norm": "layer"}
 
 
 def granite(fields: Fields) -> dict[str, Any]:
+    """Granite: factors on embeddings, residuals, attention and logits."""
     return {
         "embedding_scale": fields.number("embedding_multiplier", 1.0),
         "residual_scale": fields.number("residual_multiplier", 1.0),
@@ -145,6 +171,7 @@ def granite(fields: Fields) -> dict[str, Any]:
 
 
 def granite_gguf(fields: Fields) -> dict[str, Any]:
+    """As `granite`."""
     return {
         "embedding_scale": fields.number("embedding_scale", 1.0),
         "residual_scale": fields.number("residual_scale", 1.0),
@@ -154,6 +181,7 @@ def granite_gguf(fields: Fields) -> dict[str, Any]:
 
 
 def smollm3(fields: Fields) -> dict[str, Any]:
+    """SmolLM3: some layers, by default every fourth, do not turn queries and keys."""
     layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
     every = fields.whole("no_rope_layer_interval", 4)
     rotated = fields.list("no_rope_layers", int) or [int((i + 1) % every != 0) for i in range(layers)]
@@ -163,18 +191,22 @@ def smollm3(fields: Fields) -> dict[str, Any]:
 
 
 def smollm3_gguf(fields: Fields) -> dict[str, Any]:
+    """As `smollm3`; GGUF cannot say otherwise."""
     return {"layers_without_rope": tuple(range(3, fields.whole("block_count", most=MOST_LAYERS), 4))}
 
 
 def biased_queries(fields: Fields) -> dict[str, Any]:
+    """Biases on queries, keys and values (Qwen)."""
     return {"attention_bias": fields.flag("qkv_bias", True)}
 
 
 def head_norms(fields: Fields) -> dict[str, Any]:
+    """Norms of queries and keys per head."""
     return {"qk_norm": True}
 
 
 def gpt2(fields: Fields) -> dict[str, Any]:
+    """GPT-2, without its variants of attention."""
     for name, expected in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False),
                            ("add_cross_attention", False)):  # fmt: skip
         fields.expect(name, expected)
@@ -182,6 +214,7 @@ def gpt2(fields: Fields) -> dict[str, Any]:
 
 
 def gpt2_gguf(fields: Fields) -> dict[str, Any]:
+    """As `gpt2`."""
     return {
         "attention_bias": True, "attention_out_bias": True, "mlp_bias": True, "norm": "layer", "mlp": "gelu_tanh",
         "position_embedding": "learned",

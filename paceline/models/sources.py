@@ -28,8 +28,8 @@ class Source:
 
     Attributes:
         name, file_shape: name and shape of the file's tensor. shape: shape of the model's tensor.
-        first, every: the first row in the file's tensor (after undoing `transposed`; leading axes are flattened to
-            rows), and how far apart the rows are.
+        first: the first row in the file's tensor (after undoing `transposed`; leading axes are flattened to rows).
+        every, run: of runs of `run` rows, how far apart ours are, from `first` on.
         transposed: whether the file stores [in, out].
         pairs: number of heads whose rows are interleaved as pairs (2i, 2i + 1) instead of halves; 0 for none.
         turned: how many rows of such a head, the first ones, are interleaved; 0 for all.
@@ -45,6 +45,7 @@ class Source:
     turned: int = 0
     shift: float = 0.0
     every: int = 1
+    run: int = 1
 
     @property
     def is_whole(self) -> bool:
@@ -59,7 +60,10 @@ class Source:
 
     def rows(self, stored: np.ndarray) -> np.ndarray:
         """The model's rows [n, ...], in its order, of the file's rows [rows, ...]; values or bytes."""
-        part = stored[self.first : self.first + self.every * self.shape[0] : self.every]
+        part = stored[self.first : self.first + self.shape[0]]
+        if self.every > 1:
+            runs = stored.reshape(-1, self.every, self.run, *stored.shape[1:])[:, self.first // self.run]
+            part = runs.reshape(-1, *stored.shape[1:])
         if not self.pairs:
             return part
         heads = part.reshape(self.pairs, part.shape[0] // self.pairs, -1)
@@ -83,7 +87,7 @@ def transformers_sources(config: ModelConfig) -> Iterator[tuple[str, Source]]:
         yield name, Source(
             theirs, whole[::-1] if transposed else whole, shape, place.first, transposed,
             pairs=_heads(config, part) if family.interleaved else 0, turned=rotary_dim(config),
-            shift=family.norm_shift if is_norm else 0.0, every=place.every,
+            shift=family.norm_shift if is_norm else 0.0, every=place.every, run=place.run,
         )  # fmt: skip
 
 
@@ -175,10 +179,12 @@ class _Place(NamedTuple):
     rows: int
     first: int = 0
     every: int = 1
+    run: int = 1
 
 
 class _Places:
-    """The parts that a file keeps in one tensor, one after another (`stacked`) or row by row in turn (`woven`)."""
+    """The parts that a file keeps in one tensor, one after another (`stacked`) or in turn (`woven`), which is head by
+    head in attention and row by row elsewhere."""
 
     def __init__(
         self, config: ModelConfig, stacked: Mapping[str, tuple[str, ...]],
@@ -194,7 +200,8 @@ class _Places:
                 self._of[part] = _Place(theirs, sum(sizes), sum(sizes[:i]))
         for theirs, parts in (woven or {}).items():
             for i, part in enumerate(parts):
-                self._of[part] = _Place(theirs, len(parts) * rows[part.rsplit(".", 1)[1]], i, len(parts))
+                run = config.head_dim if part.startswith("self_attn") else 1
+                self._of[part] = _Place(theirs, len(parts) * rows[part.rsplit(".", 1)[1]], i * run, len(parts), run)
 
     def of(self, part: str, rows: int) -> _Place:
         """Where `part` of so many `rows` is."""

@@ -63,7 +63,7 @@ def _layer(config: ModelConfig) -> Iterator[Named]:
 
 def _norm(config: ModelConfig, name: str) -> Iterator[Named]:
     yield f"{name}.weight", (config.hidden_size,)
-    if config.norm == "layer":
+    if config.norm == "layer" and config.norm_bias:
         yield f"{name}.bias", (config.hidden_size,)
 
 

@@ -16,6 +16,10 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 WINDOW = {"sliding_window": 9}
 STDS = {"gate_up_proj": 0.6, "sinks": 2.0}
 """Standard deviations that make gpt-oss's gates reach their limits, and its sinks matter."""
+NEOX = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"} | {
+    "hidden_size": 128,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
 ENDS = {"pad_token_id": 0, "eos_token_id": 2}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 USUAL = {"query_pre_attn_scalar": 16}
@@ -79,6 +83,10 @@ def _configs():
         "ernie4_5": t.Ernie4_5Config(**SIZES, head_dim=16),
         "starcoder2": t.Starcoder2Config(**SIZES, **WINDOW, **ENDS),
         "starcoder2-usual": t.Starcoder2Config(**SIZES, **ENDS),
+        "cohere": t.CohereConfig(**SIZES, logit_scale=0.4, **ENDS),
+        "cohere2": t.Cohere2Config(**SIZES | many, **WINDOW, logit_scale=0.4, **ENDS),
+        "gpt_neox": t.GPTNeoXConfig(**NEOX),
+        "gpt_neox-serial": t.GPTNeoXConfig(**NEOX, use_parallel_residual=False, attention_bias=False),
         "stablelm": t.StableLmConfig(**SIZES | {"hidden_size": 128}, use_qkv_bias=True),
         "granite": t.GraniteConfig(
             **SIZES, embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),

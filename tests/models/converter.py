@@ -20,7 +20,7 @@ ARCHITECTURES = {
     "phi3": "phi3", "smollm3": "smollm3", "olmo2": "olmo2", "granite": "granite", "gpt2": "gpt2", "olmo3": "olmo2",
     "olmoe": "olmoe", "ministral3": "mistral3", "exaone4": "exaone4", "glm": "chatglm", "glm4": "glm4",
     "gpt_oss": "gpt-oss", "seed_oss": "seed_oss", "ernie4_5": "ernie4_5", "starcoder2": "starcoder2",
-    "stablelm": "stablelm",
+    "stablelm": "stablelm", "cohere": "command-r", "cohere2": "cohere2", "gpt_neox": "gptneox",
 }  # fmt: skip
 IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "ministral3")
 _LLAMA_KEYS = {
@@ -37,7 +37,7 @@ _LLAMA_KEYS = {
     "n_layer": "block_count", "n_positions": "context_length", "n_embd": "embedding_length",
     "n_head": "attention.head_count", "layer_norm_epsilon": "attention.layer_norm_epsilon",
     "norm_epsilon": "attention.layer_norm_epsilon", "layer_norm_eps": "attention.layer_norm_epsilon",
-    "use_parallel_residual": "use_parallel_residual",
+    "use_parallel_residual": "use_parallel_residual", "logit_scale": "logit_scale",
 }  # fmt: skip
 
 
@@ -116,6 +116,8 @@ def _tensors(config: dict[str, Any], stored: dict[str, np.ndarray]) -> Iterator[
     kind, layers = config["model_type"], config.get("num_hidden_layers") or config["n_layer"]
     names = gguf.get_tensor_name_map(next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == ARCHITECTURES[kind]),
                                      layers)  # fmt: skip
+    if kind == "gpt_neox":
+        stored = {name: _heads_together(config, name, values) for name, values in stored.items()}
     stored = _gpt_oss(stored) if kind == "gpt_oss" else _experts_together(stored)
     for name, values in stored.items():
         found = names.get_name(name, (".weight", ".bias"))
@@ -133,6 +135,14 @@ def _changed(config: dict[str, Any], name: str, values: np.ndarray) -> np.ndarra
     if kind == "gpt2" and ".h." in name and values.ndim == 2:
         return values.T
     return values.reshape(-1) if name.endswith("shared_expert_gate.weight") else values
+
+
+def _heads_together(config: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:
+    """GPT-NeoX's queries, keys and values of each head as all queries, all keys, all values."""
+    if ".query_key_value." not in name:
+        return values
+    heads = values.reshape(config["num_attention_heads"], 3, -1, *values.shape[1:])
+    return np.ascontiguousarray(heads.swapaxes(0, 1)).reshape(values.shape)
 
 
 def _gpt_oss(stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -18,6 +18,7 @@ FAMILIES = [
     "qwen3_moe", "mixtral", "gemma", "gemma2", "gemma3_text", "phi3", "phi3-long", "smollm3", "olmo2", "granite",
     "gpt2", "olmo3", "olmoe", "ministral3", "exaone4", "exaone4-small", "glm", "glm4", "seed_oss", "ernie4_5",
     "starcoder2", "stablelm", "gpt_oss",
+    "cohere", "cohere2", "gpt_neox", "gpt_neox-serial",
 ]  # fmt: skip
 TOLERANCE = 1e-4
 PAGES = (3, 0, 5)
@@ -110,7 +111,7 @@ def test_move_reads_before_it_writes(llama):
 
 
 def _layers_of(theirs):
-    return theirs.transformer.h if hasattr(theirs, "transformer") else theirs.model.layers
+    return theirs.transformer.h if hasattr(theirs, "transformer") else theirs.base_model.layers
 
 
 def test_taps_are_what_enters_a_layer_and_what_leaves_the_norm(pair):

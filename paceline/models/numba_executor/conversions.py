@@ -15,7 +15,7 @@ from pathlib import Path
 from paceline.errors import PacelineError, warn_safely
 from paceline.models.intact import is_sealed, seal
 
-LAYOUT = 6
+LAYOUT = 7
 """Version of the packing; increase it to have weights converted again."""
 
 

@@ -45,7 +45,7 @@ class Shape(NamedTuple):
         attention_scale, attention_cap: of scores; a cap of 0 is none, here and for logits.
         activation, gated: of the feed-forward, with or without a gate.
         layer_norm: norms take the mean away and have biases. pre_norms, post_norms: before and after attention and
-            feed-forward. apart: what these give is normed or scaled before it is added.
+            feed-forward. apart: what these give is normed or scaled before it is added. parallel: both read the same.
         wide_norm: norms of queries and keys are over all heads together.
         rotary: dimensions of a head that turn. tables: rotary tables.
     """
@@ -71,6 +71,7 @@ class Shape(NamedTuple):
     pre_norms: bool = True
     post_norms: bool = False
     apart: bool = False
+    parallel: bool = False
     wide_norm: bool = False
     rotary: int = 0
     tables: int = 1
@@ -299,14 +300,22 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
         met = barrier(counters, met, num_threads)
     else:
         met = barrier_before(counters, met, thread, num_threads, weights.gate_up, layer, inner, hidden, each)
+    if shape.parallel:
+        _norm_rows(
+            scratch, phase + 5, thread, num_threads, num_rows, weights.mlp_norm, weights.mlp_norm_bias, layer, shape,
+            eps,
+        )  # fmt: skip
+        met = barrier(counters, met, num_threads)
     if shape.apart:
         _merge_rows(
             scratch, phase + _MERGES, thread, num_threads, num_rows, weights.attention_out_norm, layer, shape, eps
         )  # fmt: skip
         met = barrier(counters, met, num_threads)
-    _norm_rows(
-        scratch, phase + 5, thread, num_threads, num_rows, weights.mlp_norm, weights.mlp_norm_bias, layer, shape, eps
-    )  # fmt: skip
+    if not shape.parallel:
+        _norm_rows(
+            scratch, phase + 5, thread, num_threads, num_rows, weights.mlp_norm, weights.mlp_norm_bias, layer, shape,
+            eps,
+        )  # fmt: skip
     if shape.experts > 0:
         met = barrier(counters, met, num_threads)
         return experts_forward(phase + 6, layer, met, thread, num_threads, num_rows, shape, weights, scratch)

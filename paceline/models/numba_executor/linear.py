@@ -18,7 +18,7 @@ from paceline.models.numba_executor.operand import put
 from paceline.models.numba_executor.team import take_after
 
 CHUNKS_PER_THREAD = 4
-SILU, GELU, CLAMPED = 0, 1, 2
+SILU, GELU, CLAMPED, GELU_ERF = 0, 1, 2, 3
 """Activations of a feed-forward, as `ModelConfig.mlp` names them."""
 
 
@@ -55,15 +55,33 @@ def product(
 
 
 @kernel
+def _gelu_erf(x):
+    """x (1 + erf(x / sqrt 2)) / 2; the error function to 1.5e-7 by Abramowitz and Stegun, 7.1.26."""
+    one, zero = v.splat(np.float32(1)), v.splat(np.float32(0))
+    z = v.mul(v.maximum(x, v.sub(zero, x)), v.splat(np.float32(0.7071067811865476)))
+    t = v.div(one, v.fma(z, v.splat(np.float32(0.3275911)), one))
+    rest = v.fma(t, v.splat(np.float32(1.061405429)), v.splat(np.float32(-1.453152027)))
+    rest = v.fma(rest, t, v.splat(np.float32(1.421413741)))
+    rest = v.fma(rest, t, v.splat(np.float32(-0.284496736)))
+    rest = v.mul(v.fma(rest, t, v.splat(np.float32(0.254829592))), t)
+    rest = v.mul(rest, v.exp(v.sub(zero, v.mul(z, z))))  # 1 - erf(z)
+    half = v.mul(v.splat(np.float32(0.5)), rest)
+    return v.sub(v.maximum(x, zero), v.mul(v.maximum(x, v.sub(zero, x)), half))
+
+
+@kernel
 def _activate(buffer, start, shape):
     """Apply the activation to a panel in place; with a gate, multiply by the panel after it.
 
     All are x / (1 + e^-y), with y = x (silu), twice the argument of the tanh (gelu) or y = alpha x (gpt-oss, which
-    clamps both panels and adds 1 to the one after the gate).
+    clamps both panels and adds 1 to the one after the gate), but for gelu by the error function.
     """
     one, zero, limit = v.splat(np.float32(1)), v.splat(np.float32(0)), v.splat(np.float32(SWIGLU_LIMIT))
     for at in range(start, start + PANEL, v.LANES):
         x = v.load(buffer, at)
+        if shape.activation == GELU_ERF:
+            v.store(buffer, at, _gelu_erf(x))
+            continue
         y = x
         if shape.activation == GELU:
             cubic = v.fma(v.mul(v.mul(x, x), x), v.splat(np.float32(0.044715)), x)

@@ -23,7 +23,7 @@ from paceline.models.numba_executor.conversions import filled, place_of
 from paceline.models.numba_executor.experts import ExpertWeights
 from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, ZERO_BYTE, pack, padded_rows
-from paceline.models.numba_executor.linear import CLAMPED, GELU, SILU
+from paceline.models.numba_executor.linear import CLAMPED, GELU, GELU_ERF, SILU
 from paceline.models.numba_executor.operand import GROUP, ROUNDS, activations_of
 from paceline.models.positions import frequencies, rotary_dim
 from paceline.types import Progress
@@ -43,8 +43,8 @@ def shape_of(config: ModelConfig) -> Shape:
         UnsupportedModel: a width or a mixture of parts the kernels do not cover; the torch executor runs it.
     """
     remedy = 'run it with executor="torch" (needs paceline[torch])'
-    apart = config.post_norms or config.residual_scale != 1.0
-    if apart and (config.experts or config.norm == "layer"):
+    apart = config.post_norms or config.residual_scale != 1.0 or config.parallel
+    if (apart and config.experts) or (config.post_norms and config.norm == "layer"):
         raise UnsupportedModel(f"post_norms, residual_scale: not beside experts or layer norms here; {remedy}")
     shared = config.experts.shared_intermediate_size if config.experts else 0
     for name, value, size in (
@@ -70,12 +70,13 @@ def shape_of(config: ModelConfig) -> Shape:
         norm_top_k=bool(config.experts and config.experts.norm_topk_prob),
         attention_scale=np.float32(config.attention_scale or dim**-0.5),
         attention_cap=np.float32(config.attention_softcap),
-        activation={"gated_silu": SILU, "gated_clamped": CLAMPED}.get(config.mlp, GELU),
+        activation={"gated_silu": SILU, "gated_clamped": CLAMPED, "gelu": GELU_ERF}.get(config.mlp, GELU),
         gated=config.is_gated,
         layer_norm=config.norm == "layer",
         pre_norms=config.pre_norms,
         post_norms=config.post_norms,
         apart=apart,
+        parallel=config.parallel,
         wide_norm=config.qk_norm and config.qk_norm_over == "all",
         rotary=rotary_dim(config) if config.position_embedding == "rotary" else 0,
         tables=max(1, len(frequencies(config))),
@@ -283,15 +284,19 @@ def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.nda
     def alone(name: str) -> np.ndarray:
         return _flat([checkpoint.tensor(name)] if name in names else [])
 
+    def zeros_for(biases: np.ndarray, count: int) -> np.ndarray:
+        """The biases of `count` layer norms, zeros where these have none."""
+        return biases if len(biases) or not shape.layer_norm else np.zeros(count * shape.hidden, np.float32)
+
     feed_forwards = [f"{layer}mlp." for layer in layers]
     if checkpoint.config.experts:
         feed_forwards = [f"{stem}experts.{expert}." for stem in feed_forwards for expert in range(shape.experts)]
     for name, part in _NORMS.items():
         yield name, of_layers(f"{part}.weight")
         if name in ("attention_norm", "mlp_norm"):
-            yield f"{name}_bias", of_layers(f"{part}.bias")
+            yield f"{name}_bias", zeros_for(of_layers(f"{part}.bias"), shape.layers)
     yield "final_norm", alone("model.norm.weight")
-    yield "final_norm_bias", alone("model.norm.bias")
+    yield "final_norm_bias", zeros_for(alone("model.norm.bias"), 1)
     yield "positions", alone("model.position_embeddings.weight")
     yield "output_bias", of_layers("self_attn.o_proj.bias")
     yield "sinks", of_layers("self_attn.sinks.weight")

@@ -52,7 +52,7 @@ class RMSNorm(nn.Module):
 def make_norm(config: ModelConfig) -> nn.Module:
     """The norm in front of attention, feed-forward and head."""
     if config.norm == "layer":
-        return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+        return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
     return RMSNorm(config.hidden_size, config.norm_eps)
 
 
@@ -166,7 +166,8 @@ def _clamped(x: Tensor) -> Tensor:
 
 
 _ACTIVATIONS = {
-    "gated_silu": functional.silu, "gated_gelu_tanh": _gelu_tanh, "gelu_tanh": _gelu_tanh, "gated_clamped": _clamped,
+    "gated_silu": functional.silu, "gated_gelu_tanh": _gelu_tanh, "gated_clamped": _clamped, "gelu_tanh": _gelu_tanh,
+    "gelu": functional.gelu,
 }  # fmt: skip
 
 
@@ -216,11 +217,12 @@ class Layer(nn.Module):
         self.feed_forward_norm = make_norm(config) if config.pre_norms else nn.Identity()
         self.feed_forward = make_feed_forward(config, total)
         self.feed_forward_out_norm = make_norm(config) if config.post_norms else nn.Identity()
-        self.scale = config.residual_scale
+        self.scale, self.parallel = config.residual_scale, config.parallel
 
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
-        x = x + self._scaled(self.attention_out_norm(self.attention(self.attention_norm(x), layer, step)))
-        return x + self._scaled(self.feed_forward_out_norm(self.feed_forward(self.feed_forward_norm(x))))
+        attended = x + self._scaled(self.attention_out_norm(self.attention(self.attention_norm(x), layer, step)))
+        read = x if self.parallel else attended
+        return attended + self._scaled(self.feed_forward_out_norm(self.feed_forward(self.feed_forward_norm(read))))
 
     def _scaled(self, x: Tensor) -> Tensor:
         return x if self.scale == 1.0 else x * self.scale

@@ -144,6 +144,8 @@ FAMILIES = {
         windows=(2, 0),
     ),
     "clamped": two_layers(mlp="gated_clamped"),
+    "parallel": two_layers(parallel=True),
+    "neox": two_layers(parallel=True, norm="layer", norm_bias=False, mlp="gelu", mlp_bias=True, rotary_dim=4),
 }
 ROWS = build_rows([Part((2, 0), 0, [5, 60, 7], logits="last"), Part((1,), 0, [9])])
 
