@@ -9,9 +9,9 @@ tokenizers and safetensors if they are missing; parts that need transformers or 
 random, in the shape of Qwen2.5-1.5B, because speed does not depend on their values. Drafts come from a drafter that
 knows the answers and errs on one token in five. A part that fails is reported with its error, and the others continue.
 
-Parts, in order: bandwidth, kernels, draws, parity, row_invariance, identity, passes, blocks, decoding, lookups,
-larger, drafting, heads, real, transformers, head_training. Those for which no time is left are skipped by name.
-`targets` says which of the figures that were set beforehand were reached; docs/gpu.md tells how to read them.
+Parts, in order: bandwidth, kernels, draws, parity, row_invariance, identity, passes, blocks, mixtures, decoding,
+lookups, larger, drafting, heads, real, transformers, head_training. Those for which no time is left are skipped by
+name. `targets` says which of the figures that were set beforehand were reached; docs/gpu.md tells how to read them.
 """
 
 import argparse
@@ -41,6 +41,7 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "identity": checks.identity,
     "passes": speeds.passes,
     "blocks": speeds.blocks,
+    "mixtures": speeds.mixtures,
     "decoding": speeds.decoding,
     "lookups": speeds.lookups,
     "larger": speeds.larger,

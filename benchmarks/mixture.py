@@ -89,6 +89,7 @@ class Numbers:
     """A tokenizer that spells a token as its number."""
 
     special_token_ids = frozenset()
+    speaks_harmony = False
     eos_token_ids = ()
     vocab_size = VOCAB
 

@@ -77,6 +77,7 @@ class PieceTokenizer:
     """
 
     bos_token_id = None
+    speaks_harmony = False
     longest_token = 8
 
     def __init__(self, *pieces: str) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from gpu_parts.bench import Bench, answer_all, compared, measured
 from gpu_parts.checks import model_in_blocks, random_blocks
-from gpu_parts.stand_ins import RandomWeights, make_lookups
+from gpu_parts.stand_ins import RandomWeights, make_lookups, mixture_config
 
 NUM_DRAFTS = 4
 _SPOKEN = 64
@@ -104,6 +104,21 @@ def larger(bench: Bench) -> dict[str, Any]:
     own.results["bandwidth"] = bench.results["bandwidth"]
     own.results["passes"]["default"] = pass_times(own, own.model, (1, 5))
     return {"weights_gb": own.model.num_bytes / 1e9, "passes": own.results["passes"]["default"], **_at_sizes(own, (1,))}
+
+
+def mixtures(bench: Bench) -> dict[str, Any]:
+    """t(M) of a mixture of experts, and the share of the bandwidth at which a pass over one row reads the weights that
+    it needs: all but those of the experts that its row did not choose. Drafts make passes read more experts."""
+    own = Bench(bench.device, bench.quick, bench.deadline, bench.errors)
+    own.__dict__["checkpoint"] = RandomWeights(mixture_config(bench.quick))
+    times = pass_times(own, own.model, (1, 2, 5) if bench.quick else (1, 2, 4, 5, 8, 16, 32, 64))
+    config, limit = own.model.config, bench.results["bandwidth"].get("limit")
+    per_expert = 3 * config.hidden_size * config.intermediate_size * config.num_hidden_layers
+    spared = config.experts.num_experts - config.experts.num_experts_per_tok
+    needed = own.model.num_bytes - spared * per_expert * getattr(torch, own.dtype).itemsize
+    found = {"weights_gb": own.model.num_bytes / 1e9, "needed_gb": needed / 1e9, "passes": times,
+             "recorded": own.model.passes.records}  # fmt: skip
+    return found | ({"one_row_of_bandwidth_limit": needed / 1e9 / limit / (times[1] / 1e3)} if limit else {})
 
 
 def lookups(bench: Bench) -> dict[str, Any]:

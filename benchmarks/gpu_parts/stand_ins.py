@@ -59,6 +59,21 @@ def qwen_config(shape: str) -> Any:
     )  # fmt: skip
 
 
+def mixture_config(is_quick: bool) -> Any:
+    """Six layers of the shape of Qwen3-30B-A3B, 128 experts of which a token takes 8, or a mixture for a CPU."""
+    from paceline.models.config import ModelConfig
+    from paceline.models.experts import Experts
+
+    hidden, inner, layers, heads, count = (64, 32, 2, 4, 8) if is_quick else (2048, 768, 6, 32, 128)
+    return ModelConfig(
+        "qwen3_moe", vocab_size=211 if is_quick else 151_936, hidden_size=hidden, intermediate_size=inner,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads // (2 if is_quick else 8),
+        head_dim=16 if is_quick else 128, max_position_embeddings=512 if is_quick else 32_768, norm_eps=1e-6,
+        rope_theta=1e6, tie_word_embeddings=True, qk_norm=True,
+        experts=Experts(count, 2 if is_quick else 8, norm_topk_prob=True),
+    )  # fmt: skip
+
+
 class RandomWeights:
     """A `Checkpoint` whose tensors are cut from one stretch of random numbers, so that billions take seconds.
 
@@ -108,6 +123,7 @@ class NumberTokenizer:
     special_token_ids: frozenset[int] = frozenset()
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id = None
+    speaks_harmony = False
     longest_token = 1
     has_chat_template = thinks = False
 

@@ -1,7 +1,7 @@
 """Layers that launch a quarter as many kernels: products over one input are joined, other operations fused.
 
-Results equal those of `torch_executor/layers.py` up to rounding of sums. What cannot be fused (layer norms, experts,
-norms over all heads, layers without positions) stays as it is there.
+Results equal those of `torch_executor/layers.py` up to rounding of sums. What cannot be fused (layer norms, norms over
+all heads, layers without positions) stays as it is there.
 
 A pass over few rows uses the kernel of `kernels/products.py` for its products, whose parts are added by the kernels of
 `kernels/entries.py`: a layer is eight kernels, nine where contexts are split. A deterministic model does so for any
@@ -21,12 +21,21 @@ from torch.nn import functional
 from paceline.models.base import NORMED
 from paceline.models.cuda_executor.block_layers import MANY, BlockEmbedding, BlockLinear, widened
 from paceline.models.cuda_executor.block_matrix import BlockMatrix
+from paceline.models.cuda_executor.experts import FusedExperts, can_stack
 from paceline.models.cuda_executor.kernels.ends import embedded, peaks_of, row_angles
 from paceline.models.cuda_executor.kernels.entries import gated, place_heads, rms_norm
 from paceline.models.cuda_executor.kernels.products import Weights, partials, product
 from paceline.models.cuda_executor.peers import Peers
 from paceline.models.positions import NO_TABLE
-from paceline.models.torch_executor.layers import Attention, FeedForward, Layer, Pass, RMSNorm, with_sinks
+from paceline.models.torch_executor.layers import (
+    Attention,
+    FeedForward,
+    Layer,
+    MixtureOfExperts,
+    Pass,
+    RMSNorm,
+    with_sinks,
+)
 from paceline.models.torch_executor.model import DecoderStack, Stage, Taps, last_taps
 from paceline.models.torch_executor.split_layers import VocabularyParallelEmbedding
 
@@ -49,7 +58,7 @@ class Fused:
         self._stack, self._deterministic = stack, deterministic
         self.peaks_of = partial(peaks_of, begins_early=peers.shard is None)
         for name, layer in stack.layers.items():
-            stack.layers[name] = _fused_layer(cast(Layer, layer), peers)
+            stack.layers[name] = _fused_layer(cast(Layer, layer), peers, deterministic)
         layers = list(stack.layers.values())
         self._widens = all_of(FusedLayer, layers) and (stack.norm is None or isinstance(stack.norm, RMSNorm))
         self._is_plain = self._widens and all(cast(FusedLayer, layer).is_plain for layer in layers)
@@ -58,6 +67,11 @@ class Fused:
             table = stack.embedding if stack.head is None else stack.head
             if type(table) in (nn.Linear, VocabularyParallelEmbedding, BlockLinear, BlockEmbedding):
                 stack.head = FusedHead(cast(Weights, table.weight), self._narrows)  # type: ignore[assignment]
+
+    @property
+    def asks_host(self) -> bool:
+        """Whether a layer needs the host in the middle of a pass, which then cannot be recorded."""
+        return any(isinstance(part, MixtureOfExperts) for part in self._stack.modules())
 
     @property
     def embeds(self) -> bool:
@@ -286,28 +300,31 @@ class FusedLayer(nn.Module):
     def is_plain(self) -> bool:
         """Whether all products are linear layers, those over one input joined."""
         parts = (self.attention, self.feed_forward)
-        return all(isinstance(part, FusedAttention | FusedFeedForward) and part.is_plain for part in parts)
+        fused = FusedAttention | FusedFeedForward | FusedExperts
+        return all(isinstance(part, fused) and part.is_plain for part in parts)
 
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
         x, normed = self.feed_forward_norm.after(x, self.attention(self.attention_norm(x), layer, step))
+        if isinstance(self.feed_forward, FusedExperts):
+            return x + self.feed_forward(normed, step)
         return x + self.feed_forward(normed)
 
     def unsummed(self, x: Tensor, normed: Tensor, layer: int, step: Pass) -> tuple[Tensor, Unsummed]:
         """`forward` with products for few rows: hidden states, and what must be added to them."""
-        attention, feed_forward = cast(FusedAttention, self.attention), cast(FusedFeedForward, self.feed_forward)
+        attention, feed_forward = cast(FusedAttention, self.attention), self.feed_forward
         x, normed = self.feed_forward_norm.after(x, *self._of_all(attention.unsummed(normed, layer, step)))
-        return x, self._of_all(feed_forward.unsummed(normed))
+        if isinstance(feed_forward, FusedExperts):
+            return x, Unsummed(feed_forward.parts(normed, step), None)
+        return x, self._of_all(cast(FusedFeedForward, feed_forward).unsummed(normed))
 
     def _of_all(self, own: Unsummed) -> Unsummed:
         return Unsummed(self._peers.parts(own.parts), own.bias)
 
 
-def _fused_layer(own: Layer, peers: Peers) -> nn.Module:
+def _fused_layer(own: Layer, peers: Peers, deterministic: bool) -> nn.Module:
     """The layer, with those parts fused that can be."""
     attention = FusedAttention(own.attention) if _turns_heads(own.attention) else own.attention
-    feed_forward = own.feed_forward
-    if isinstance(feed_forward, FeedForward) and feed_forward.gate is not None and feed_forward.fuses:
-        feed_forward = FusedFeedForward(feed_forward)
+    feed_forward = _fused_feed_forward(own.feed_forward, deterministic)
     norms = own.attention_norm, own.feed_forward_norm
     after = own.attention_out_norm, own.feed_forward_out_norm
     if own.scale == 1.0 and not own.parallel and all_of(RMSNorm, norms) and all_of(nn.Identity, after):
@@ -317,6 +334,17 @@ def _fused_layer(own: Layer, peers: Peers) -> nn.Module:
         norm = getattr(own, name)
         if isinstance(norm, RMSNorm):
             setattr(own, name, FusedNorm(norm, peers))
+    return own
+
+
+def _fused_feed_forward(own: nn.Module, deterministic: bool) -> nn.Module:
+    """The feed-forward, dense or a mixture, fused if it can be."""
+    if isinstance(own, FeedForward) and own.gate is not None and own.gate_name != "clamped":
+        return FusedFeedForward(own)
+    if can_stack(own):
+        mixture = cast(MixtureOfExperts, own)
+        shared = None if mixture.shared is None else _fused_feed_forward(mixture.shared, deterministic)
+        return FusedExperts(mixture, shared, deterministic)
     return own
 
 

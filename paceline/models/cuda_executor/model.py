@@ -1,7 +1,7 @@
 """`CudaModel`: the torch executor's layers with paged attention and one CUDA graph per bucket of rows.
 
 A pass packs its rows on the host, moves them with one copy, and replays the graph of its bucket; the host waits for the
-device only to fetch the logits. Mixtures of experts, and machines without Triton, run without graphs. Not for which
+device only to fetch the logits. Machines without Triton run without graphs. Not for which
 pass is launched before it is asked for (`foreseen.py`), or for packing and graphs (`passes.py`). Long, because it
 implements five interfaces of `models/base.py` over one state.
 """
@@ -98,7 +98,8 @@ class CudaModel(TorchModel):
 
             self._fused, self._race = Fused(self._stage.stack, deterministic, self.peers), race
             self.chain_kernels = Kernels(partial(likeliest, begins_early=self.peers.shard is None), draw)
-        self.passes = Passes(self._stage.shard.narrowed(), config.vocab_size, on, self.attention, capture)
+        asks_host = config.experts is not None if self._fused is None else self._fused.asks_host
+        self.passes = Passes(self._stage.shard.narrowed(), config.vocab_size, on, self.attention, capture, asks_host)
         self.records_passes, self.recorded_sizes = self.passes.records, BUCKETS
         self._fetch, self._send = Fetch(on), Send(on)
         self.picks = torch.zeros(LARGEST, dtype=torch.int32, device=on)

@@ -106,6 +106,7 @@ class Passes:
         device: its device.
         attention: name of the attention of its layers.
         capture: creates graphs; by default `graphs_of` the device.
+        asks_host: whether a layer needs the host in the middle of a pass, which then cannot be recorded.
 
     Attributes:
         records: whether passes are recorded as graphs.
@@ -114,14 +115,14 @@ class Passes:
 
     def __init__(
         self, config: ModelConfig, num_logits: int, device: torch.device, attention: AttentionName,
-        capture: GraphCapture | None = None,
+        capture: GraphCapture | None = None, asks_host: bool = False,
     ) -> None:  # fmt: skip
         self.device = device
         self.attention: AttentionName = attention
         self._tile = rows_of_tile(attention, config.num_attention_heads // config.num_key_value_heads)
         self._staging = Staging(config, device)
         waits = attention == "by_position" and device.type == "cuda"
-        self.records = attention != "sdpa" and config.experts is None and not waits
+        self.records = attention != "sdpa" and not asks_host and not waits
         self.capture = capture or graphs_of(device)
         self._num_logits, self._logits = num_logits, torch.empty(0)
         self.num_launched = 0

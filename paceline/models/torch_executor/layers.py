@@ -143,17 +143,20 @@ class FeedForward(nn.Module):
         self.down = RowParallelLinear(inner, hidden, bias, total)
 
     @property
-    def fuses(self) -> bool:
-        """Whether the gate is silu or gelu, of which a GPU's kernels have fused forms."""
-        return self.activation is not _clamped
+    def gate_name(self) -> str:
+        """The activation of the gate: ``silu``, ``gelu`` (by tanh) or ``clamped``."""
+        return {functional.silu: "silu", _clamped: "clamped"}.get(self.activation, "gelu")
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
             return self.down(self.activation(self.up(x)))
-        up = self.up(x)
+        return self.down(self.gated(self.gate(x), self.up(x)))
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        """The input of `down`, from the outputs of `gate` and `up`."""
         if self.activation is _clamped:
             up = up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1
-        return self.down(self.activation(self.gate(x)) * up)
+        return self.activation(gate) * up
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -179,7 +182,7 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, config: ModelConfig, experts: Experts) -> None:
         super().__init__()
-        self._experts = experts
+        self.settings = experts
         self.router = nn.Linear(config.hidden_size, experts.num_experts, bias=experts.bias)
         own = replace(config, mlp_bias=experts.bias)
         self.experts = nn.ModuleList(FeedForward(own) for _ in range(experts.num_experts))
@@ -189,8 +192,8 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         probs = torch.softmax(self.router(x).float(), dim=-1)
-        shares, chosen = probs.topk(self._experts.num_experts_per_tok, dim=-1)
-        if self._experts.norm_topk_prob:
+        shares, chosen = probs.topk(self.settings.num_experts_per_tok, dim=-1)
+        if self.settings.norm_topk_prob:
             shares = shares / shares.sum(dim=-1, keepdim=True)
         mixed = torch.zeros_like(x)
         for number in chosen.unique().tolist():

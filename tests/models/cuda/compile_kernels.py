@@ -17,6 +17,7 @@ from paceline.models.cuda_executor.kernels import (
     cut_races,
     ends,
     entries,
+    experts,
     lookups,
     products,
     races,
@@ -124,11 +125,29 @@ def kernels(kind: str, bytes_each: int, waits: bool):
             "HAS_BIAS": True, "GATE": gate, "EVEN": not table,
         }, options  # fmt: skip
         yield blocks._widen, data | matrix | COUNTS, form | {"BLOCK_N": 16, "BLOCK_K": 128}, two
+    chosen = {"logits": "*fp32", "slots": "*i64", "spare_slot": "i32", "num_experts": "i32", "num_pairs": "i32"}
+    chosen |= {"shares": "*fp32"} | dict.fromkeys(("experts", "members", "counts"), "*i32")
+    yield experts._route, chosen, {"TOP_K": 8, "RESCALES": True, "BLOCK": 128, "CHOICES": 8} | waiting, two
+    yield experts._group, chosen, {"TILE": 16, "BLOCK": 4096} | waiting, two
+    for gate, shape, kind_of_out in ((3, (2880, 2880), {}), (0, (2048, 768), {"out": "*fp32"})):
+        for in_blocks in (False, True):
+            tile = blocks.block_tile(*shape) if in_blocks else products.tile_of(*shape, bytes_each, gate > 0)
+            own = tile.options()
+            options = {name: own.pop(name) for name in ("num_stages", "num_warps")}
+            of_all = {name: own[name] for name in ("SWAPS", "BLOCK_M", "BLOCK_N", "BLOCK_K")} | waiting | {
+                "TOP_K": 8, "HAS_BIAS": gate > 0, "GATE": gate, "EVEN": gate == 0,
+            }  # fmt: skip
+            form = {"SPAN": 32, "ZERO": 16, "HALVES": True, "HAS_VALUES": True, "HAS_SHIFT": False} if in_blocks else {}
+            kernel = experts._expert_block_product if in_blocks else experts._expert_product
+            yield kernel, data | matrix | COUNTS | chosen | kind_of_out, form | of_all, options
 
 
 def differs(kernel, constants, capability: int) -> bool:
     """Whether the kernel is another one on GPUs of that capability than on those before them."""
-    has_cores = kernel in (attention._attend_split, products._product, blocks._block_product)
+    has_cores = kernel in (
+        attention._attend_split, products._product, blocks._block_product, experts._expert_product,
+        experts._expert_block_product,
+    )  # fmt: skip
     in_float32 = constants.get("GROUP") == 71  # without tensor cores, and long to compile
     return (has_cores or (capability >= 90 and "WAITS" in constants)) and not in_float32
 

@@ -166,12 +166,15 @@ def slots(pages, count):
     return [pages[at // 16] * 16 + at % 16 for at in range(count)]
 
 
-def test_mixtures_draft_chains_without_graphs():
+@pytest.mark.parametrize("attention", ["by_position", "triton"])
+def test_mixtures_draft_chains_and_need_the_kernels_for_graphs(attention):
+    if attention == "triton":
+        pytest.importorskip("triton")
     checkpoint = RandomCheckpoint(mixture_config())
-    model, reference = model_of(checkpoint), TorchModel(checkpoint)
+    model, reference = CudaModel(checkpoint, "cpu", "float32", attention=attention), TorchModel(checkpoint)
     cache = model.new_cache(7)
     assert model.draft_chains(rows_of(), cache, 3).tokens.tolist() == level_by_level(reference, 3)[0]
-    assert not cache.graphs
+    assert bool(cache.graphs) == (attention == "triton")
 
 
 def test_half_the_layers_draft_too():

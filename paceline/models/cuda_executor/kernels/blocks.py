@@ -62,11 +62,11 @@ def _spread(numbers, output, start, spans, exists, SPAN: tl.constexpr, EVEN: tl.
 
 
 @triton.jit
-def _weights(
-    codes, scales, shifts, values, output, start, num_inputs, exists, kind: tl.constexpr,
-    SPAN: tl.constexpr, ZERO: tl.constexpr, HALVES: tl.constexpr, HAS_VALUES: tl.constexpr, HAS_SHIFT: tl.constexpr,
-    EVEN: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+def weights_at(
+    codes: tl.tensor, scales: tl.tensor, shifts: tl.tensor, values: tl.tensor, output: tl.tensor, start: tl.tensor,
+    num_inputs: tl.tensor, exists: tl.tensor, kind: tl.constexpr, SPAN: tl.constexpr, ZERO: tl.constexpr,
+    HALVES: tl.constexpr, HAS_VALUES: tl.constexpr, HAS_SHIFT: tl.constexpr, EVEN: tl.constexpr, BLOCK_K: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """[outputs, BLOCK_K] weights from number `start` of each row on; those after the last count nothing."""
     row_bytes, spans = num_inputs, num_inputs // SPAN
     if HALVES:
@@ -107,13 +107,13 @@ def _block_product(
     from_row = x + row.to(tl.int64)[:, None] * num_inputs
     for start in range(begin, end, BLOCK_K):
         read = inputs_at(from_row, start + tl.arange(0, BLOCK_K), end, in_rows, EVEN)
-        weights = _weights(
+        weights = weights_at(
             codes, scales, shifts, values, output, start, num_inputs, in_outputs, kind, SPAN, ZERO, HALVES, HAS_VALUES,
             HAS_SHIFT, EVEN, BLOCK_K,
         )  # fmt: skip
         summed = times(weights, read, summed, SWAPS)
         if GATE > 0:
-            weights = _weights(
+            weights = weights_at(
                 codes, scales, shifts, values, output + num_outputs, start, num_inputs, in_outputs, kind, SPAN, ZERO,
                 HALVES, HAS_VALUES, HAS_SHIFT, EVEN, BLOCK_K,
             )  # fmt: skip
@@ -135,7 +135,7 @@ def _widen(
     """A tile of out [outputs, inputs], the weights."""
     output, start = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1) * BLOCK_K
     inner, exists = start + tl.arange(0, BLOCK_K), output < num_outputs
-    weights = _weights(
+    weights = weights_at(
         codes, scales, shifts, values, output, start, num_inputs, exists, out.dtype.element_ty, SPAN, ZERO, HALVES,
         HAS_VALUES, HAS_SHIFT, False, BLOCK_K,
     )  # fmt: skip
@@ -158,9 +158,9 @@ def block_product(
     outputs = weight.shape[0] // (1 if gate is None else 2)
     if rows:
         _block_product[(triton.cdiv(rows, NARROW), triton.cdiv(outputs, tile.outputs), tile.parts)](
-            x.contiguous(), *_tensors(weight), x if bias is None else bias, out, rows, outputs, inputs, out.stride(-2),
-            **_form(weight), HAS_BIAS=bias is not None, GATE=GATES[gate], EVEN=tile.covers(outputs, inputs),
-            **tile.options(), **dependent(x.device),
+            x.contiguous(), *tensors_of(weight), x if bias is None else bias, out, rows, outputs, inputs,
+            out.stride(-2), **form_of(weight), HAS_BIAS=bias is not None, GATE=GATES[gate],
+            EVEN=tile.covers(outputs, inputs), **tile.options(), **dependent(x.device),
         )  # fmt: skip
 
 
@@ -169,19 +169,19 @@ def widened(weight: BlockMatrix, dtype: torch.dtype) -> Tensor:
     outputs, inputs = weight.shape
     out = torch.empty(outputs, inputs, device=weight.codes.device, dtype=dtype)
     _widen[(triton.cdiv(outputs, NARROW), triton.cdiv(inputs, _INPUTS))](
-        *_tensors(weight), out, outputs, inputs, **_form(weight), BLOCK_N=NARROW, BLOCK_K=_INPUTS
+        *tensors_of(weight), out, outputs, inputs, **form_of(weight), BLOCK_N=NARROW, BLOCK_K=_INPUTS
     )
     return out
 
 
-def _tensors(weight: BlockMatrix) -> tuple[Tensor, ...]:
+def tensors_of(weight: BlockMatrix) -> tuple[Tensor, ...]:
     """Codes, scales, shifts and values; scales where one is missing."""
     own = weight.scales
     shifts, values = (own if each is None else each for each in (weight.shifts, weight.values))
     return weight.codes, own, shifts, values
 
 
-def _form(weight: BlockMatrix) -> dict[str, int | bool]:
+def form_of(weight: BlockMatrix) -> dict[str, int | bool]:
     """Compile-time arguments that say what codes mean."""
     return {
         "SPAN": weight.span, "ZERO": weight.zero, "HALVES": weight.halves, "HAS_VALUES": weight.values is not None,

@@ -44,7 +44,9 @@ _COLUMNS = 1024
 
 
 @triton.jit
-def _weights(own, at, end, in_outputs, EVEN: tl.constexpr):
+def weights_at(
+    own: tl.tensor, at: tl.tensor, end: tl.tensor, in_outputs: tl.tensor, EVEN: tl.constexpr
+) -> tl.tensor:  # fmt: skip
     """[outputs, inner] the weights of inputs `at`, from the rows at `own`; 0 from `end` on."""
     if EVEN:
         found = tl.load(own + at[None, :])
@@ -75,8 +77,8 @@ def _product(
     end = tl.minimum(begin + length, num_inputs)
     own = weight + output.to(tl.int64)[:, None] * num_inputs
     other = weight + (output.to(tl.int64) + num_outputs)[:, None] * num_inputs
-    early = _weights(own, begin + inner, end, in_outputs, EVEN) if READS_EARLY else 0
-    early_second = _weights(other, begin + inner, end, in_outputs, EVEN) if READS_EARLY and GATE > 0 else 0
+    early = weights_at(own, begin + inner, end, in_outputs, EVEN) if READS_EARLY else 0
+    early_second = weights_at(other, begin + inner, end, in_outputs, EVEN) if READS_EARLY and GATE > 0 else 0
     wait_for_inputs(WAITS)
     if LETS_EARLY:
         let_next_begin(WAITS)
@@ -92,9 +94,9 @@ def _product(
     for start in range(begin, end, BLOCK_K):
         at = start + inner
         values = inputs_at(from_row, at, end, in_rows, EVEN)
-        summed = times(_weights(own, at, end, in_outputs, EVEN), values, summed, SWAPS)
+        summed = times(weights_at(own, at, end, in_outputs, EVEN), values, summed, SWAPS)
         if GATE > 0:
-            second = times(_weights(other, at, end, in_outputs, EVEN), values, second, SWAPS)
+            second = times(weights_at(other, at, end, in_outputs, EVEN), values, second, SWAPS)
     if not LETS_EARLY:
         let_next_begin(WAITS)
     write_outputs(

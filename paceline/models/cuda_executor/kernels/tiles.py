@@ -13,11 +13,13 @@ import triton
 import triton.language as tl
 
 from paceline.models.cuda_executor.kernels.entries import acted
+from paceline.models.family import SWIGLU_ALPHA, SWIGLU_LIMIT
 
 NARROW = 16
 """Rows of a tile, the minimum for tensor cores: up to this number, a product takes as long as one of a single row."""
-GATES = {None: 0, "silu": 1, "gelu": 2}
+GATES = {None: 0, "silu": 1, "gelu": 2, "clamped": 3}
 """Numbers of gated activations in kernels."""
+_ALPHA, _LIMIT = tl.constexpr(SWIGLU_ALPHA), tl.constexpr(SWIGLU_LIMIT)
 MANY_OUTPUTS = 8192
 """Outputs from which a product has enough tiles, however large these are."""
 
@@ -79,6 +81,18 @@ def inputs_at(from_row: tl.tensor, at: tl.tensor, end: tl.tensor, in_rows: tl.te
 
 
 @triton.jit
+def gated_by(gate: tl.tensor, up: tl.tensor, GATE: tl.constexpr) -> tl.tensor:
+    """act(gate) * up in float32; see `GATES`."""
+    if GATE == 3:
+        gate = tl.minimum(gate, _LIMIT)
+        up = tl.minimum(tl.maximum(up, -_LIMIT), _LIMIT) + 1.0
+        found = gate * tl.sigmoid(gate * _ALPHA) * up
+    else:
+        found = acted(gate, GATE == 1) * up
+    return found
+
+
+@triton.jit
 def write_outputs(
     summed: tl.tensor, second: tl.tensor, bias: tl.tensor, out: tl.tensor, part: tl.tensor, row: tl.tensor,
     output: tl.tensor, in_rows: tl.tensor, in_outputs: tl.tensor, num_rows: tl.tensor, num_outputs: tl.tensor,
@@ -92,6 +106,6 @@ def write_outputs(
         if GATE > 0:
             second += tl.load(bias + num_outputs + output, mask=in_outputs, other=0.0).to(tl.float32)[None, :]
     if GATE > 0:
-        summed = acted(summed, GATE == 1) * second
+        summed = gated_by(summed, second, GATE)
     to = (part.to(tl.int64) * num_rows + row)[:, None] * out_columns + output[None, :]
     tl.store(out + to, summed.to(out.dtype.element_ty), mask=in_rows[:, None] & in_outputs[None, :])

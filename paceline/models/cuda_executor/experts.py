@@ -1,0 +1,143 @@
+"""`FusedExperts`: a mixture of experts as five kernels, so that a pass over one can be recorded as a graph.
+
+The experts' matrices are stacked. A pass over many rows (a prompt) takes one expert after another with a library's
+products instead, and asks the host which ones; a deterministic model takes the kernels for any number of rows, some at
+a time. Not for the kernels (`kernels/experts.py`) or what a mixture is (`torch_executor/layers.py`).
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.models.cuda_executor.block_layers import BlockLinear, times
+from paceline.models.cuda_executor.block_matrix import BlockMatrix
+from paceline.models.cuda_executor.kernels.experts import MOST_PAIRS, grouped, lowered, raised, route
+from paceline.models.cuda_executor.kernels.products import Weights, product
+from paceline.models.torch_executor.layers import FeedForward, MixtureOfExperts, Pass
+
+_Linears = Sequence[nn.Linear | BlockLinear]
+
+
+def can_stack(own: nn.Module) -> bool:
+    """Whether `own` is a mixture whose experts' matrices have one form each, so that they can be stacked."""
+    if not isinstance(own, MixtureOfExperts):
+        return False
+    parts = [_linears(own, name) for name in ("gate", "up", "down")]
+    known = all(isinstance(each, nn.Linear | BlockLinear) for part in parts for each in part)
+    return known and len({_form(each) for part in parts[:2] for each in part}) == len({*map(_form, parts[2])}) == 1
+
+
+class FusedExperts(nn.Module):
+    """The mixture `own`, for which `can_stack` holds.
+
+    Args:
+        shared: the feed-forward of the shared expert, if there is one.
+        deterministic: use the kernels for any number of rows.
+    """
+
+    is_plain = True
+    """See `FusedLayer`."""
+
+    def __init__(self, own: MixtureOfExperts, shared: nn.Module | None, deterministic: bool) -> None:
+        super().__init__()
+        self.router, self._experts, self._deterministic = own.router, own.settings, deterministic
+        self.shared, self.shared_gate = shared, own.shared_gate
+        gates, ups, downs = (_linears(own, name) for name in ("gate", "up", "down"))
+        self._activate = cast(FeedForward, own.experts[0])
+        both = [each for pair in zip(gates, ups, strict=True) for each in pair]
+        self.raise_both, self.raise_bias = _stacked(both), _biases(both)
+        self.lower, self.lower_bias = _stacked(downs), _biases(downs)
+        self._activate.gate = self._activate.up = self._activate.down = None  # type: ignore[assignment]
+        del own.experts
+
+    def forward(self, x: Tensor, step: Pass | None = None) -> Tensor:
+        """What the mixture adds to rows x [M, hidden]."""
+        most = MOST_PAIRS // self._experts.num_experts_per_tok
+        if len(x) <= most:
+            return _summed(self.parts(x, step)).to(x.dtype)
+        if self._deterministic:
+            return torch.cat([_summed(self.parts(some)) for some in x.split(most)]).to(x.dtype)
+        return self._one_by_one(x)
+
+    def parts(self, x: Tensor, step: Pass | None = None) -> Tensor:
+        """[parts, M, hidden] float32, whose sum is what the mixture adds to rows x: one part for each choice.
+
+        Args:
+            step: tells which rows are padding, which need no experts.
+        """
+        top_k, count = self._experts.num_experts_per_tok, self._experts.num_experts
+        chosen, shares = self._routed(x, step)
+        tiles = grouped(chosen)
+        inner = raised(x, self.raise_both, self.raise_bias, tiles, count, self._activate.gate_name)
+        found = lowered(inner, self.lower, self.lower_bias, tiles, count, shares)
+        assert found.shape[0] == top_k
+        shared = self._shared(x)
+        return found if shared is None else torch.cat([found, shared[None].float()])
+
+    def _routed(self, x: Tensor, step: Pass | None) -> tuple[Tensor, Tensor]:
+        logits = torch.empty(len(x), self._experts.num_experts, device=x.device)
+        product(x, cast(Weights, self.router.weight), self.router.bias, out=logits)
+        slots = (None, -1) if step is None else (step.slots, getattr(step.cache, "spare_slot", -1))
+        return route(logits, self._experts.num_experts_per_tok, self._experts.norm_topk_prob, *slots)
+
+    def _shared(self, x: Tensor) -> Tensor | None:
+        if self.shared is None or self.shared_gate is None:
+            return None
+        return torch.sigmoid(self.shared_gate(x)) * self.shared(x)
+
+    def _one_by_one(self, x: Tensor) -> Tensor:
+        """`forward` of many rows."""
+        chosen, shares = self._routed(x, None)
+        mixed = torch.zeros_like(x)
+        for number in chosen.unique().tolist():
+            rows, choices = torch.nonzero(chosen == number, as_tuple=True)
+            gate, up = self._product(x[rows], self.raise_both, self.raise_bias, number).chunk(2, dim=-1)
+            found = self._product(self._activate.gated(gate, up), self.lower, self.lower_bias, number)
+            mixed[rows] += found * shares[rows, choices, None].to(x.dtype)
+        shared = self._shared(x)
+        return mixed if shared is None else mixed + shared
+
+    def _product(self, x: Tensor, stacked: Weights, bias: Tensor | None, number: int) -> Tensor:
+        """x times the matrix of an expert, plus its bias."""
+        size = stacked.shape[0] // self._experts.num_experts
+        own = slice(number * size, (number + 1) * size)
+        added = None if bias is None else bias[own]
+        if isinstance(stacked, BlockMatrix):
+            return times(stacked.part((own,)), x, added)
+        return functional.linear(x, stacked[own], added)
+
+
+def _summed(parts: Tensor) -> Tensor:
+    """The sum of parts [parts, M, hidden] in their order."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _linears(own: MixtureOfExperts, name: str) -> _Linears:
+    """One linear layer of every expert."""
+    return [getattr(expert, name) for expert in own.experts]
+
+
+def _form(layer: nn.Linear | BlockLinear) -> tuple:
+    """Equal for layers that can be stacked."""
+    weight = layer.weight
+    form = weight.form if isinstance(weight, BlockMatrix) else (weight.dtype,)
+    return (*form, *weight.shape, layer.bias is None)
+
+
+def _stacked(layers: _Linears) -> Weights:
+    """Their matrices, one after another; each layer's own is given up as soon as it is copied."""
+    weights = [layer.weight for layer in layers]
+    if isinstance(weights[0], BlockMatrix):
+        return BlockMatrix.joined(cast(list[BlockMatrix], weights))
+    return nn.Parameter(torch.cat([cast(Tensor, weight).detach() for weight in weights]), requires_grad=False)
+
+
+def _biases(layers: _Linears) -> nn.Parameter | None:
+    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    return nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
