@@ -59,6 +59,7 @@ class Fused:
         self.peaks_of = partial(peaks_of, begins_early=peers.shard is None)
         for name, layer in stack.layers.items():
             stack.layers[name] = _fused_layer(cast(Layer, layer), peers, deterministic)
+            torch.cuda.empty_cache()  # the separate matrices, which the allocator would keep beside the joined ones
         layers = list(stack.layers.values())
         self._widens = all_of(FusedLayer, layers) and (stack.norm is None or isinstance(stack.norm, RMSNorm))
         self._is_plain = self._widens and all(cast(FusedLayer, layer).is_plain for layer in layers)
