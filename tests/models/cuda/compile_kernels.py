@@ -32,7 +32,7 @@ ALIGNED = ("query", "keys", "values", "x", "weight", "added", "out", "num_output
 HEAD = {"HEAD_DIM": 128, "BLOCK_D": 128, "SPLIT": 256}
 
 
-def kernels(kind: str, bytes_each: int, waits: bool):
+def kernels(kind: str, bytes_each: int, waits: bool, key_bytes: int = attention.KEY_BYTES):
     """(kernel, types of its arguments, its compile-time arguments, options) for numbers of one kind."""
     data = {name: f"*{kind}" for name in ("query", "keys", "values", "sinks", "x", "weight", "bias", "out")}
     waiting, two = {"WAITS": waits}, {"num_stages": 2}
@@ -41,7 +41,7 @@ def kernels(kind: str, bytes_each: int, waits: bool):
     for is_only, size, width, group, own in ((False, bytes_each, 128, 6, {}), (True, bytes_each, 128, 6, {}),
                                              (False, 4, 64, 71, many)):  # fmt: skip
         queries = attention.queries_of_tile(group)
-        block_n, warps = attention.block_keys(width, size, queries)
+        block_n, warps = attention.block_keys(width, size, queries, key_bytes)
         yield attention._attend_split, data | SUMS | places | COUNTS | {"scale": "fp32"} | own, waiting | {
             "CAP": 5.0, "WINDOW": 33, "GROUP": group, "KEY_HEADS": 2, "QUERIES": queries, "BLOCK_N": block_n,
             "PAGE": 16, "IS_ONLY": is_only, "HAS_SINKS": is_only, "HEAD_DIM": width, "BLOCK_D": width, "SPLIT": 256,
@@ -154,8 +154,9 @@ def differs(kernel, constants, capability: int) -> bool:
 
 def main(*capabilities: int) -> None:
     for capability in capabilities:
-        waits = capability >= 90
-        for kernel, types, constants, options in kernels("bf16", 2, waits):
+        is_old = capability < 80  # which have neither bfloat16 nor as much shared memory
+        how = ("fp16", 2, False, attention.OLD_KEY_BYTES) if is_old else ("bf16", 2, capability >= 90)
+        for kernel, types, constants, options in kernels(*how):
             if capability == capabilities[0] or differs(kernel, constants, capability):
                 compile_kernel(capability, kernel, types, constants, options)
 

@@ -16,6 +16,8 @@ The reference is `attention.attend_by_position`.
 # pyright: reportArgumentType=false, reportCallIssue=false
 # Triton's types know neither numbers for `tl.constexpr` nor options of a launch, such as `num_stages`.
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -30,6 +32,10 @@ _PLACES = ("first_page", "natural_lengths", "lengths", "first_branch", "tile_row
 """Arguments whose address depends on the number of rows; the kernel is not recompiled for their alignments."""
 _LEAST_QUERIES = 16
 """Fewest rows of a product on tensor cores."""
+KEY_BYTES = 32_768
+"""Bytes of a block's keys; with its values and scores it fits into 99 KiB of shared memory."""
+OLD_KEY_BYTES = 16_384
+"""The same for GPUs before compute capability 8.0, where a block of threads shares at most 64 KiB."""
 
 
 def queries_of_tile(group: int) -> int:
@@ -37,11 +43,16 @@ def queries_of_tile(group: int) -> int:
     return max(_LEAST_QUERIES, triton.next_power_of_2(group))
 
 
-def block_keys(width: int, bytes_each: int, queries: int) -> tuple[int, int]:
-    """(keys per block, warps), by the size of a key and the number of queries; a block, with its scores, fits into 99
-    KiB of shared memory."""
-    keys = max(16, min(128, 32_768 // (max(width, queries) * bytes_each)))
+def block_keys(width: int, bytes_each: int, queries: int, key_bytes: int = KEY_BYTES) -> tuple[int, int]:
+    """(keys per block, warps), by the size of a key and the number of queries."""
+    keys = max(16, min(128, key_bytes // (max(width, queries) * bytes_each)))
     return keys, 8 if keys == 128 else 4
+
+
+@cache
+def _key_bytes(device: torch.device) -> int:
+    is_old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
+    return OLD_KEY_BYTES if is_old else KEY_BYTES
 
 
 def rows_of_tile(group: int) -> int:
@@ -190,7 +201,7 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows
         mixed = torch.empty(splits, num_rows, heads, head_dim, device=query.device, dtype=torch.float32)
         peaks, totals = torch.empty(2, splits, num_rows, heads, device=query.device, dtype=torch.float32)
     queries = queries_of_tile(group)
-    block_n, warps = block_keys(block_d, keys.itemsize, queries)
+    block_n, warps = block_keys(block_d, keys.itemsize, queries, _key_bytes(query.device))
     _attend_split[(num_rows, key_heads, splits)](
         query, keys, values, mixed, peaks, totals, out,
         rows.first_page, rows.natural, rows.lengths, rows.first_branch, rows.tile_rows, rows.tile_sizes, rows.flat,
