@@ -5,6 +5,7 @@ outputs before the next one. On a GPU a graph is a CUDA graph. On a CPU, and in 
 its results are written to the same tensors, so that outputs that are kept too long are overwritten there as well.
 """
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -15,6 +16,9 @@ from torch import Tensor
 Outputs = tuple[Tensor, ...]
 Graph = Callable[[], Outputs]
 """Replays recorded work; it returns the same tensors every time."""
+_recording = threading.Lock()
+"""Held while a graph is recorded: torch allows one capture in a process, on whatever device, and empties its caches
+before each, which fails during another one."""
 
 
 class GraphCapture(Protocol):
@@ -49,7 +53,8 @@ class CudaGraphs:
             run()
         current.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"):
+        how = {"pool": self._pool, "stream": aside, "capture_error_mode": "thread_local"}
+        with _recording, torch.cuda.graph(graph, **how):
             outputs = run()
 
         def replay() -> Outputs:
