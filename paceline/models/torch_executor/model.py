@@ -283,10 +283,12 @@ def _check_below(field: str, values: np.ndarray, limit: int) -> None:
 
 
 def usable_device(name: str) -> torch.device:
-    """The device called `name`. Raises InvalidParameter when torch cannot put anything there."""
+    """The device called `name`, with its number: ``cuda`` alone is the current one, of which every thread has its own.
+
+    Raises:
+        InvalidParameter: torch cannot put anything there.
+    """
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
+        return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
         raise InvalidParameter("device", f"{name!r} cannot be used ({first_line(error)})", "use cpu") from None
-    return device

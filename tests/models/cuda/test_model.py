@@ -1,5 +1,7 @@
 """The cuda executor on CPU tensors: the torch executor's numbers, few graphs, nothing written where it matters."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor.graphs import EagerGraphs  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.models.torch_executor import TorchModel  # noqa: E402
+from paceline.models.torch_executor.model import usable_device  # noqa: E402
 from tests.fakes import RandomCheckpoint, mixture_config, small_config  # noqa: E402
 
 from .batches import TREE, mixed_batch, tokens_of  # noqa: E402
@@ -155,3 +158,14 @@ def test_what_cannot_be_had_is_refused():
         for device in ("cuda", "cuda:0"):
             with pytest.raises(InvalidParameter, match="cannot be used"):
                 CudaModel(CHECKPOINT, device)
+
+
+def test_a_device_without_a_number_is_the_one_that_is_current_when_the_model_is_loaded(monkeypatch):
+    current, empty = torch.device("cuda", 1), torch.empty
+
+    def made(*size, device=None, **how):
+        return SimpleNamespace(device=current) if device == "cuda" else empty(*size, device=device, **how)
+
+    monkeypatch.setattr(torch, "empty", made)
+    assert usable_device("cuda") == current
+    assert usable_device("cpu") == torch.device("cpu")
