@@ -9,6 +9,7 @@ lossy ones).
 
 from collections.abc import Sequence
 from functools import partial
+from math import isfinite
 from typing import Any, Literal, NamedTuple, Protocol
 
 from paceline.sampling.coupled import verify_coupled, verify_sample_and_match
@@ -166,6 +167,10 @@ def verify_answered(
         answer = answers[0]
         check_peak(answer.peak, answer.best)
         return Verdict((), answer.pick, "target", 0)
+    if tree.is_chain and type(answers) is list and asks_of(verifier, tree) == "draws":
+        verdict = _followed(tree.tokens, answers)
+        if verdict is not None:
+            return verdict
 
     def target(node: int) -> Any:
         answer = answers[node + 1]
@@ -173,6 +178,19 @@ def verify_answered(
         return answer
 
     return verify_as_far(verifier, tree, target, _Picked(randomness), position)
+
+
+def _followed(tokens: tuple[int, ...], answers: list[Answer]) -> Verdict | None:
+    """The verdict of rules that read draws only (`coupled.py`, the reference) on a chain of `tokens`; None where a law
+    that they would read is broken."""
+    for count, token in enumerate(tokens):
+        answer = answers[count]
+        if not isfinite(answer.peak):
+            return None
+        if answer.pick != token:
+            return Verdict(tuple(range(count)), answer.pick, "recovered", 1)
+    last = answers[len(tokens)]
+    return Verdict(tuple(range(len(tokens))), last.pick, "bonus", 0) if isfinite(last.peak) else None
 
 
 def _trials(tree: TokenTree, node: int) -> tuple[Trial, ...]:

@@ -140,11 +140,14 @@ class TokenTree:
 
         Exact as long as neither number depends on the drawn tokens.
         """
-        kept: Sequence[int] = range(len(self))
-        if max_depth is not None and len(self) > max_depth:
+        size = len(self.tokens)
+        if size <= num_nodes and (max_depth is None or size <= max_depth):
+            return self
+        kept: Sequence[int] = range(size)
+        if max_depth is not None and size > max_depth:
             kept = [node for node, level in enumerate(self.depths) if level <= max_depth]
         nodes = kept[:num_nodes]
-        if len(nodes) == len(self):
+        if len(nodes) == size:
             return self
         number = {node: i for i, node in enumerate(nodes)} | {ROOT: ROOT}
         tokens = tuple([self.tokens[node] for node in nodes])
