@@ -99,6 +99,19 @@ def test_work_that_needs_the_other_ranks_ends_before_they_do(monkeypatch):
         model.new_cache(1)
 
 
+def test_graphs_that_hold_collectives_are_gone_before_the_ranks_end(monkeypatch):
+    rows, left = build_rows([Part((0,), 0, tokens_of(3))]), []
+    model, kept = on_threads(CHECKPOINT), []
+    for view in (model, model.with_layers([1])):
+        kept.append(view.new_cache(1))
+        view.forward(rows, kept[-1])
+    assert all(cache.graphs for cache in kept)
+    close = model.ranks.close
+    monkeypatch.setattr(model.ranks, "close", lambda tell: left.extend(kept[0].graphs | kept[1].graphs) or close(tell))
+    model.close()
+    assert not left
+
+
 @pytest.mark.parametrize(
     ("field", "options"), [("tensor_parallel_size", {"checkpoint": RandomCheckpoint(mixture_config())}),
                            ("deterministic", {"attention": "sdpa", "deterministic": True})]

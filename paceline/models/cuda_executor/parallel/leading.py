@@ -6,9 +6,10 @@ the device or changes a cache is told to the other ranks, which execute the same
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
+from weakref import WeakSet, finalize
 
 import numpy as np
 
@@ -83,6 +84,11 @@ class LeadingModel(CudaModel):
 
     ranks: Ranks
 
+    def __init__(self, *given: Any, **how: Any) -> None:
+        super().__init__(*given, **how)
+        self._caches: WeakSet[LeadingCache] = WeakSet()
+        finalize(self, _drop_graphs, self._caches)  # also at the end of the program
+
     def handle(self, message: Message) -> None:
         """See `HandlesMessages`. Rank 0 is told only that a cache is gone, and its own part went with the handle."""
 
@@ -98,6 +104,7 @@ class LeadingModel(CudaModel):
         with self.ranks.telling(Command.NEW_CACHE, integers(number, num_pages)):
             cache = LeadingCache(number, self.ranks, *self._form_of_cache(num_pages))
         self.ranks.drop_with(cache, number)
+        self._caches.add(cache)
         return cache
 
     def launch(
@@ -191,6 +198,7 @@ class LeadingModel(CudaModel):
             self.ranks.check()
             with self.ranks.timed():
                 wait_for(self.device)  # a pass launched ahead needs the other ranks until it has ended
+        _drop_graphs(self._caches)
         self.ranks.close(tell_to_close)
 
     def __enter__(self) -> "LeadingModel":
@@ -208,3 +216,9 @@ class LeadingModel(CudaModel):
         if not isinstance(cache, LeadingCache):
             raise InvalidParameter("cache", f"is a {type(cache).__name__}", "make it with this model's new_cache")
         return cache
+
+
+def _drop_graphs(caches: Iterable[LeadingCache]) -> None:
+    """Before the groups of ranks end: an NCCL communicator waits until no graph holds collectives of it."""
+    for cache in list(caches):
+        cache.graphs.clear()
