@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -13,6 +14,7 @@ from paceline.errors import InvalidParameter, WorkerDied  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor.parallel import launch_model, leading  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
+from paceline.models.torch_executor.parallel.links import Links  # noqa: E402
 from paceline.models.torch_executor.parallel.messages import Command, integers  # noqa: E402
 from tests.fakes import RandomCheckpoint, mixture_config, small_config  # noqa: E402
 
@@ -110,6 +112,29 @@ def test_graphs_that_hold_collectives_are_gone_before_the_ranks_end(monkeypatch)
     monkeypatch.setattr(model.ranks, "close", lambda tell: left.extend(kept[0].graphs | kept[1].graphs) or close(tell))
     model.close()
     assert not left
+
+
+def test_groups_of_ranks_are_ended_side_by_side():
+    """The end of one may wait for graphs whose work waits for the other."""
+    has_ended, ended = threading.Event(), []
+
+    class Group:
+        def __init__(self, name, waits):
+            self._name, self._waits = name, waits
+
+        def abort(self):
+            if self._waits and not has_ended.wait(10):
+                raise RuntimeError("timed out")
+            ended.append(self._name)
+            has_ended.set()
+
+    links = Links.__new__(Links)
+    links._peers, links._data = Group("peers", True), Group("data", False)
+    links.abort()
+    deadline = time.monotonic() + 10
+    while len(ended) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ended == ["data", "peers"]
 
 
 @pytest.mark.parametrize(

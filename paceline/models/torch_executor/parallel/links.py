@@ -7,7 +7,7 @@ models. Commands use gloo on every device; hidden states and all-reduces use the
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -191,10 +191,19 @@ class Links:
             threading.Thread(target=wait_for_end_of, args=(rank,), daemon=True).start()
 
     def abort(self) -> None:
-        """End the work between ranks that is in progress on the device; the groups cannot be used afterwards."""
+        """End the work between ranks that is in progress on the device; the groups cannot be used afterwards.
+
+        Each group has a thread: NCCL ends the work at once, but then waits until all graphs that hold collectives of
+        the group are gone, one of which may be waiting for the other group.
+        """
+
+        def end(group: Any) -> None:
+            with suppress(RuntimeError):  # they are still held when the time limit has passed
+                group.abort()
+
         for group in (self._peers, self._data):
             if group is not None:
-                group.abort()
+                threading.Thread(target=end, args=(group,), daemon=True).start()
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
