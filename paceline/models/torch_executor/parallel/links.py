@@ -90,6 +90,12 @@ class Links:
             self.receive((1,), torch.float32, self.rank - step)
         if self.rank + step < self.layout.world_size:
             self.hand(one, self.rank + step)
+        for stage in range(2, len(self.layout.stages)):  # whose first ranks send the states of taps to rank 0
+            first = self.layout.ranks_of(stage)[0]
+            if self.rank == first:
+                self.hand(one, 0)
+            elif self.rank == 0:
+                self.receive((1,), torch.float32, first)
 
     def total(self, part: Tensor) -> Tensor:
         """The sum of `part`, which may be overwritten, over the ranks that share this stage."""
