@@ -28,6 +28,8 @@ end token; Gemma's name that of a text, which no answer of a chat reaches."""
 _HARMONY_ENDS = frozenset(("<|return|>", "<|call|>", "<|endoftext|>"))
 """The same for gpt-oss, in whose answers ``<|end|>`` ends one of several messages."""
 _RMS_EPSILON = "attention.layer_norm_rms_epsilon"
+_LANGUAGE_MODELS = {"qwen2_5_vl": "qwen2_5_vl_text"}
+"""Multimodal models whose first files state the language model's fields among their own."""
 _WIDEST_HEAD = 1 << 16
 """Largest head dimension; bounds the rotary tables, which are made before weights are read. Models have up to 256."""
 
@@ -125,7 +127,7 @@ class ModelConfig:
             ids = {name: values[name] for name in ("bos_token_id", "eos_token_id") if values.get(name) is not None}
             tied = {"tie_word_embeddings": True} if values.get("tie_word_embeddings") is True else {}
             values = {**inner, **ids, **tied}
-        model_type = values.get("model_type")
+        model_type = _LANGUAGE_MODELS.get(str(values.get("model_type")), values.get("model_type"))
         if not isinstance(model_type, str) or model_type not in FAMILIES:
             raise unknown_architecture("model_type", model_type)
         return _from_hf(FAMILIES[model_type], values)

@@ -66,6 +66,10 @@ FAMILIES: Mapping[str, Family] = {
                parts=parts.biased_queries),
         Family("qwen3", "qwen3", "norms of queries and keys per head", defaults={**_QWEN, "head_dim": 128},
                window="typed", window_asked=True, parts=parts.head_norms, gguf_parts=parts.head_norms),
+        Family("qwen2_5_vl_text", "qwen2vl", "the language model of Qwen2.5-VL: qwen2, for text", window="typed",
+               window_asked=True, defaults={**_QWEN, "max_window_layers": 80}, parts=parts.biased_queries),
+        Family("qwen3_vl_text", "qwen3vl", "the language model of Qwen3-VL: qwen3, for text",
+               defaults={"head_dim": 128}, parts=parts.head_norms, gguf_parts=parts.head_norms),
         Family("qwen3_moe", "qwen3moe", "qwen3 with experts", window="all", window_asked=True,
                parts=parts.head_norms, gguf_parts=parts.head_norms),
         Family(

@@ -60,8 +60,9 @@ def _kind(scaling: Fields) -> str:
 
 
 def _scaled(kind: str, scaling: Fields, fields: Fields, theta: float, dim: int, longest: int) -> dict[str, Any]:
-    """The fields that a kind of scaling adds. ``dynamic`` changes nothing within the model's context length."""
-    if kind in ("default", "dynamic"):
+    """The fields that a kind of scaling adds. ``dynamic`` changes nothing within the model's context length, and
+    ``mrope`` nothing for text, of which all three positions are one."""
+    if kind in ("default", "dynamic", "mrope"):
         return {}
     if kind == "linear":
         return {"rope_inv_freq_scale": (1.0 / scaling.number("factor", above=_LEAST),) * (dim // 2)}

@@ -16,11 +16,13 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 WINDOW = {"sliding_window": 9}
 STDS = {"gate_up_proj": 0.6, "sinks": 2.0}
 """Standard deviations that make gpt-oss's gates reach their limits, and its sinks matter."""
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+VISION = {"hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "patch_size": 4}
 NEOX = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"} | {
     "hidden_size": 128,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
 }
-ENDS = {"pad_token_id": 0, "eos_token_id": 2}
+ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 USUAL = {"query_pre_attn_scalar": 16}
 """The head's size: another scale of Gemma's queries cannot be said in GGUF. Nor can StarCoder2's window."""
@@ -49,6 +51,12 @@ def _configs():
             **SIZES, rope_parameters=YARN, use_sliding_window=True, max_window_layers=1, **WINDOW
         ),
         "qwen3": t.Qwen3Config(**SIZES, head_dim=16),
+        "qwen2_5_vl_text": t.Qwen2_5_VLConfig(
+            text_config=SIZES | ENDS | {"rope_parameters": MROPE},
+            vision_config={"depth": 1, "out_hidden_size": 64} | VISION),
+        "qwen3_vl_text": t.Qwen3VLConfig(
+            text_config=SIZES | {"head_dim": 16, "rope_parameters": MROPE},
+            vision_config={"depth": 1, "out_hidden_size": 64, "deepstack_visual_indexes": [0]} | VISION),
         "qwen2_moe": t.Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=64),
         "qwen3_moe": t.Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=16, norm_topk_prob=True),
         "mixtral": t.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, **WINDOW),
@@ -99,12 +107,13 @@ def _configs():
 def tiny_models(tmp_path_factory):
     """Family to (folder, transformers model), random and large enough that every part of it matters."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     models = {}
     for family, config in _configs().items():
         torch.manual_seed(len(models))
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+        maker = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+        model = maker.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
         for name, parameter in model.named_parameters():
             is_scale = parameter.ndim == 1 and name.endswith("weight")
             torch.nn.init.normal_(parameter, mean=1.0 if is_scale else 0.0, std=STDS.get(name.rsplit(".", 1)[-1], 0.2))

@@ -21,6 +21,7 @@ ARCHITECTURES = {
     "olmoe": "olmoe", "ministral3": "mistral3", "exaone4": "exaone4", "glm": "chatglm", "glm4": "glm4",
     "gpt_oss": "gpt-oss", "seed_oss": "seed_oss", "ernie4_5": "ernie4_5", "starcoder2": "starcoder2",
     "stablelm": "stablelm", "cohere": "command-r", "cohere2": "cohere2", "gpt_neox": "gptneox",
+    "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl",
 }  # fmt: skip
 IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "ministral3")
 _LLAMA_KEYS = {
@@ -46,8 +47,11 @@ def convert(
 ) -> Path:  # fmt: skip
     """Write the model that transformers saved in `folder` to `path`, its matrices as `storage`, which may depend on
     GGUF's name of a matrix."""
-    config = json.loads((folder / "config.json").read_text())
-    tensors = dict(_tensors(config, load_file(folder / "model.safetensors")))
+    config, stored = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    if "text_config" in config:
+        config = config["text_config"]
+        stored = {n.replace("language_model.", ""): x for n, x in stored.items() if "visual." not in n}
+    tensors = dict(_tensors(config, stored))
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in (_metadata(config) | (vocabulary or {})).items():

@@ -295,6 +295,14 @@ def test_olmo3_is_olmo2_with_windows():
     assert ModelConfig.from_gguf(pairs | first, GGUF_SHAPES).rope_factor == pytest.approx(growth)
 
 
+def test_the_first_files_of_qwen_vl_state_the_language_model_beside_the_pictures():
+    mrope = {"type": "mrope", "mrope_section": [1, 1, 2]}
+    old = LLAMA | {"model_type": "qwen2_5_vl", "vision_config": {"hidden_size": 32}, "rope_scaling": mrope}
+    new = {"model_type": "qwen2_5_vl", "text_config": LLAMA | {"model_type": "qwen2_5_vl_text", "rope_scaling": mrope}}
+    assert ModelConfig.from_hf(old) == ModelConfig.from_hf(new)
+    assert ModelConfig.from_hf(old).attention_bias and ModelConfig.from_hf(old).rope_inv_freq_scale is None
+
+
 def test_positions_only_in_layers_with_a_window():
     exaone = LLAMA | {"model_type": "exaone4", "num_hidden_layers": 8, "sliding_window": 100}
     ours = ModelConfig.from_hf(exaone)

@@ -19,6 +19,7 @@ FAMILIES = [
     "gpt2", "olmo3", "olmoe", "ministral3", "exaone4", "exaone4-small", "glm", "glm4", "seed_oss", "ernie4_5",
     "starcoder2", "stablelm", "gpt_oss",
     "cohere", "cohere2", "gpt_neox", "gpt_neox-serial",
+    "qwen2_5_vl_text", "qwen3_vl_text",
 ]  # fmt: skip
 TOLERANCE = 1e-4
 PAGES = (3, 0, 5)
@@ -111,7 +112,9 @@ def test_move_reads_before_it_writes(llama):
 
 
 def _layers_of(theirs):
-    return theirs.transformer.h if hasattr(theirs, "transformer") else theirs.base_model.layers
+    if hasattr(theirs, "transformer"):
+        return theirs.transformer.h
+    return getattr(theirs.base_model, "language_model", theirs.base_model).layers
 
 
 def test_taps_are_what_enters_a_layer_and_what_leaves_the_norm(pair):
