@@ -162,6 +162,12 @@ FAMILIES: Mapping[str, Family] = {
                parts=parts.stablelm, gguf_parts=parts.stablelm_gguf),
         Family("granite", "granite", "embeddings, residuals, attention and logits multiplied", pairs=True,
                parts=parts.granite, gguf_parts=parts.granite_gguf),
+        Family("granitemoehybrid", "granite", "granite with gate and up in one tensor; Granite 4 without experts and "
+               "state space layers (350M, 1B, Micro)", pairs=True,
+               keys={"intermediate_size": "shared_intermediate_size"},
+               names={"mlp.down_proj": "shared_mlp.output_linear"},
+               stacked={"shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj")}, parts=parts.granite4,
+               gguf_parts=parts.granite_gguf),
         Family(
             "gpt2", "gpt2", "learned positions, layer norms, biases, no gate",
             keys={

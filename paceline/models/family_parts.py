@@ -170,6 +170,18 @@ def granite(fields: Fields) -> dict[str, Any]:
     }
 
 
+def granite4(fields: Fields) -> dict[str, Any]:
+    """Granite 4 without state space layers and experts."""
+    fields.expect("num_local_experts", 0)
+    fields.expect("position_embedding_type", "rope")
+    kinds = set(fields.list("layer_types", str, MOST_LAYERS))
+    if not kinds or not kinds <= {"attention", "full_attention"}:
+        raise refuse(
+            "layer_types", f"{', '.join(sorted(kinds)) or 'missing'}: only layers with attention are implemented"
+        )
+    return granite(fields)
+
+
 def granite_gguf(fields: Fields) -> dict[str, Any]:
     """As `granite`."""
     return {

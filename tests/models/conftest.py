@@ -98,6 +98,10 @@ def _configs():
         "stablelm": t.StableLmConfig(**SIZES | {"hidden_size": 128}, use_qkv_bias=True),
         "granite": t.GraniteConfig(
             **SIZES, embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
+        "granitemoehybrid": t.GraniteMoeHybridConfig(
+            **SIZES, shared_intermediate_size=96, num_local_experts=0, num_experts_per_tok=0,
+            position_embedding_type="rope", layer_types=["full_attention"] * 2, embedding_multiplier=3.0,
+            residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
         "gpt2": t.GPT2Config(
             vocab_size=VOCAB, n_embd=64, n_head=4, n_layer=2, n_positions=64, bos_token_id=1, eos_token_id=2),
     }  # fmt: skip

@@ -21,9 +21,9 @@ ARCHITECTURES = {
     "olmoe": "olmoe", "ministral3": "mistral3", "exaone4": "exaone4", "glm": "chatglm", "glm4": "glm4",
     "gpt_oss": "gpt-oss", "seed_oss": "seed_oss", "ernie4_5": "ernie4_5", "starcoder2": "starcoder2",
     "stablelm": "stablelm", "cohere": "command-r", "cohere2": "cohere2", "gpt_neox": "gptneox",
-    "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl",
+    "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl", "granitemoehybrid": "granite",
 }  # fmt: skip
-IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "ministral3")
+IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoehybrid", "ministral3")
 _LLAMA_KEYS = {
     "num_hidden_layers": "block_count", "max_position_embeddings": "context_length", "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
@@ -69,6 +69,8 @@ def convert(
 def _metadata(config: dict[str, Any]) -> dict[str, Any]:
     kind = config["model_type"]
     values = {_LLAMA_KEYS[key]: value for key, value in config.items() if key in _LLAMA_KEYS and value is not None}
+    if kind == "granitemoehybrid":
+        del values["expert_used_count"]
     if kind == "gpt2":
         return values | {"feed_forward_length": config["n_inner"] or 4 * config["n_embd"]}
     if kind in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2"):
@@ -120,6 +122,8 @@ def _tensors(config: dict[str, Any], stored: dict[str, np.ndarray]) -> Iterator[
     kind, layers = config["model_type"], config.get("num_hidden_layers") or config["n_layer"]
     names = gguf.get_tensor_name_map(next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == ARCHITECTURES[kind]),
                                      layers)  # fmt: skip
+    if kind == "granitemoehybrid":
+        stored = dict(part for name, values in stored.items() for part in _gate_and_up_apart(name, values))
     if kind == "gpt_neox":
         stored = {name: _heads_together(config, name, values) for name, values in stored.items()}
     stored = _gpt_oss(stored) if kind == "gpt_oss" else _experts_together(stored)
@@ -139,6 +143,15 @@ def _changed(config: dict[str, Any], name: str, values: np.ndarray) -> np.ndarra
     if kind == "gpt2" and ".h." in name and values.ndim == 2:
         return values.T
     return values.reshape(-1) if name.endswith("shared_expert_gate.weight") else values
+
+
+def _gate_and_up_apart(name: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Granite 4's feed-forward under Llama's names."""
+    if ".shared_mlp.input_linear." not in name:
+        yield name.replace(".shared_mlp.output_linear.", ".mlp.down_proj."), values
+        return
+    for part, half in zip(("gate", "up"), np.split(values, 2), strict=True):
+        yield name.replace(".shared_mlp.input_linear.", f".mlp.{part}_proj."), half
 
 
 def _heads_together(config: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:

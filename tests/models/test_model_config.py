@@ -238,6 +238,8 @@ def test_both_spellings_of_rope_settings_mean_the_same():
         (LLAMA, {"model_type": "stablelm", "layer_norm_eps": 1e-5, "qk_layernorm": True}, "qk_layernorm"),
         (LLAMA, {"model_type": "stablelm", "layer_norm_eps": 1e-5, "use_parallel_residual": True}, "use_parallel"),
         (MIXTURE, {"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv"),
+        (LLAMA, {"model_type": "granitemoehybrid", "shared_intermediate_size": 9, "num_local_experts": 8}, "num_local"),
+        (LLAMA, {"model_type": "granitemoehybrid", "shared_intermediate_size": 9, "layer_types": ["mamba"]}, "mamba"),
         (LLAMA, {"model_type": "cohere", "layer_norm_eps": 1e-5, "use_qk_norm": True}, "use_qk_norm"),
         (MIXTURE, {"model_type": "gpt_oss", "swiglu_limit": 5.0}, "swiglu_limit"),
         (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
@@ -340,7 +342,8 @@ def test_every_supported_type_can_be_read():
     for name in SUPPORTED_MODEL_TYPES:
         act = {"hidden_act": ACTIVATIONS.get(name, "silu")}
         eps = {"norm_epsilon": 1e-5, "layer_norm_eps": 1e-5}
-        base = GPT2 if name == "gpt2" else MIXTURE | act | eps
+        four = {"shared_intermediate_size": 96, "layer_types": ["full_attention"] * 3}
+        base = GPT2 if name == "gpt2" else MIXTURE | act | eps | (four if name == "granitemoehybrid" else {})
         assert ModelConfig.from_hf(base | {"model_type": name}).model_type == name
 
 
