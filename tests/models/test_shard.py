@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidParameter
+from paceline.models.experts import Experts
 from tests.fakes import RandomCheckpoint, mixture_config, small_config
 
 torch = pytest.importorskip("torch")
@@ -41,6 +42,23 @@ def test_tensors_are_cut_where_the_heads_are():
     np.testing.assert_array_equal(second.part("layers.0.attention_norm.weight", whole[0]), whole[0])
 
 
+def test_shares_of_experts_and_sinks():
+    config = mixture_config(
+        experts=Experts(8, 2, True, shared_intermediate_size=64, bias=True), attention_sinks=True, mlp="gated_clamped"
+    )
+    first, second = (Shard(config, range(3), rank, 2) for rank in (0, 1))
+    values, stem = np.arange(96 * 4.0).reshape(96, 4), "layers.0.feed_forward"
+    np.testing.assert_array_equal(second.part(f"{stem}.experts.3.up.weight", values), values[48:])
+    np.testing.assert_array_equal(second.part(f"{stem}.experts.3.down.weight", values.T), values.T[:, 48:])
+    np.testing.assert_array_equal(second.part(f"{stem}.shared.gate.weight", values[:64]), values[32:64])
+    np.testing.assert_array_equal(second.part(f"{stem}.router.weight", values), values)
+    np.testing.assert_array_equal(second.part("layers.0.attention.sinks.weight", values[:6, 0]), values[3:6, 0])
+    assert second.narrowed().experts.shared_intermediate_size == 32
+    added = values[0]
+    np.testing.assert_array_equal(first.part(f"{stem}.experts.3.down.bias", added), added)
+    assert not second.part(f"{stem}.experts.3.down.bias", added).any()
+
+
 def test_stages_one_after_another_are_the_model_bit_by_bit():
     checkpoint = RandomCheckpoint(CONFIG)
     whole = TorchModel(checkpoint)
@@ -67,7 +85,8 @@ def test_stages_one_after_another_are_the_model_bit_by_bit():
         (CONFIG, 0, "not 1 or more"),
         (small_config(num_attention_heads=12, num_key_value_heads=4), 6, "4 key heads"),
         (small_config(num_key_value_heads=3), 3, "160 units"),
-        (mixture_config(), 2, "experts.*split into 1$"),
+        (mixture_config(experts=Experts(8, 2, True, shared_intermediate_size=33)), 2, "expert of 33.*split into 1$"),
+        (small_config(qk_norm=True, qk_norm_over="all"), 2, "norm over all queries.*split into 1$"),
     ],
 )
 def test_impossible_degrees_are_refused(config, size, match):

@@ -17,6 +17,7 @@ from paceline.models.cuda_executor.block_matrix import BlockMatrix
 from paceline.models.cuda_executor.kernels.experts import MOST_PAIRS, grouped, lowered, raised, route
 from paceline.models.cuda_executor.kernels.products import Weights, product
 from paceline.models.torch_executor.layers import FeedForward, MixtureOfExperts, Pass
+from paceline.models.torch_executor.split_layers import alone
 
 _Linears = Sequence[nn.Linear | BlockLinear]
 
@@ -44,6 +45,7 @@ class FusedExperts(nn.Module):
     def __init__(self, own: MixtureOfExperts, shared: nn.Module | None, deterministic: bool) -> None:
         super().__init__()
         self.router, self._experts, self._deterministic = own.router, own.settings, deterministic
+        self._total = own.total
         self.shared, self.shared_gate = shared, own.shared_gate
         gates, ups, downs = (_linears(own, name) for name in ("gate", "up", "down"))
         self._activate = cast(FeedForward, own.experts[0])
@@ -54,7 +56,11 @@ class FusedExperts(nn.Module):
         del own.experts
 
     def forward(self, x: Tensor, step: Pass | None = None) -> Tensor:
-        """What the mixture adds to rows x [M, hidden]."""
+        """What the mixture adds to rows x [M, hidden], of all ranks."""
+        return self._total(self._own(x, step))
+
+    def _own(self, x: Tensor, step: Pass | None) -> Tensor:
+        """This rank's part of `forward`."""
         most = MOST_PAIRS // self._experts.num_experts_per_tok
         if len(x) <= most:
             return _summed(self.parts(x, step)).to(x.dtype)
@@ -63,7 +69,8 @@ class FusedExperts(nn.Module):
         return self._one_by_one(x)
 
     def parts(self, x: Tensor, step: Pass | None = None) -> Tensor:
-        """[parts, M, hidden] float32, whose sum is what the mixture adds to rows x: one part for each choice.
+        """[parts, M, hidden] float32, whose sum is what this rank's mixture adds to rows x: one part for each choice,
+        or one of all where there are several ranks, which exchange parts.
 
         Args:
             step: tells which rows are padding, which need no experts.
@@ -75,7 +82,8 @@ class FusedExperts(nn.Module):
         found = lowered(inner, self.lower, self.lower_bias, tiles, count, shares)
         assert found.shape[0] == top_k
         shared = self._shared(x)
-        return found if shared is None else torch.cat([found, shared[None].float()])
+        found = found if shared is None else torch.cat([found, shared[None].float()])
+        return found if self._total is alone else _summed(found)[None]
 
     def _routed(self, x: Tensor, step: Pass | None) -> tuple[Tensor, Tensor]:
         logits = torch.empty(len(x), self._experts.num_experts, device=x.device)

@@ -315,7 +315,7 @@ class FusedLayer(nn.Module):
         attention, feed_forward = cast(FusedAttention, self.attention), self.feed_forward
         x, normed = self.feed_forward_norm.after(x, *self._of_all(attention.unsummed(normed, layer, step)))
         if isinstance(feed_forward, FusedExperts):
-            return x, Unsummed(feed_forward.parts(normed, step), None)
+            return x, self._of_all(Unsummed(feed_forward.parts(normed, step), None))
         return x, self._of_all(cast(FusedFeedForward, feed_forward).unsummed(normed))
 
     def _of_all(self, own: Unsummed) -> Unsummed:

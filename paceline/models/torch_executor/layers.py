@@ -175,14 +175,15 @@ _ACTIVATIONS = {
 
 
 class MixtureOfExperts(nn.Module):
-    """Routes every row to its most probable experts, and to the shared expert if there is one.
+    """Routes every row to its most probable experts, and to the shared expert if there is one; `total` sums over ranks,
+    each of which has a share of every expert.
 
     Shazeer et al. 2017; the layouts of Qwen2-MoE, Qwen3-MoE, Mixtral and gpt-oss.
     """
 
-    def __init__(self, config: ModelConfig, experts: Experts) -> None:
+    def __init__(self, config: ModelConfig, experts: Experts, total: Sum = alone) -> None:
         super().__init__()
-        self.settings = experts
+        self.settings, self.total = experts, total
         self.router = nn.Linear(config.hidden_size, experts.num_experts, bias=experts.bias)
         own = replace(config, mlp_bias=experts.bias)
         self.experts = nn.ModuleList(FeedForward(own) for _ in range(experts.num_experts))
@@ -201,12 +202,12 @@ class MixtureOfExperts(nn.Module):
             mixed[rows] += self.experts[number](x[rows]) * shares[rows, choices, None].to(x.dtype)
         if self.shared is not None and self.shared_gate is not None:
             mixed = mixed + torch.sigmoid(self.shared_gate(x)) * self.shared(x)
-        return mixed
+        return self.total(mixed)
 
 
 def make_feed_forward(config: ModelConfig, total: Sum = alone) -> nn.Module:
     """The feed-forward of a layer, dense or a mixture."""
-    return MixtureOfExperts(config, config.experts) if config.experts else FeedForward(config, total)
+    return MixtureOfExperts(config, config.experts, total) if config.experts else FeedForward(config, total)
 
 
 class Layer(nn.Module):

@@ -5,6 +5,7 @@ tensor-parallel group has a share of the heads, of the feed-forward and of the v
 Megatron-LM, section 3); a pipeline stage has consecutive layers. Not for processes and messages (`parallel/`).
 """
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,8 @@ _OUTPUT_SPLIT = {
 """Linear layers split by output (column parallel), and the units that are split."""
 _INPUT_SPLIT = {"out": "heads", "down": "inner"}
 """Linear layers split by input (row parallel), whose outputs are summed over the ranks."""
+_EXPERT_BIAS = re.compile(r"layers\.\d+\.feed_forward\.experts\.\d+\.down\.bias")
+"""Biases that are added before the sum over the ranks, because shares of experts are; the first rank has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,11 @@ class Shard:
         return self._share(self.config.intermediate_size)
 
     @property
+    def shared_inner(self) -> slice:
+        """Units of the expert that all tokens use of this rank."""
+        return self._share(self.config.experts.shared_intermediate_size if self.config.experts else 0)
+
+    @property
     def vocabulary(self) -> slice:
         """Token ids of which this rank holds the embedding and computes the logits; shares may differ by one."""
         return self._share(self.config.vocab_size)
@@ -84,11 +92,14 @@ class Shard:
             "intermediate_size": _length(self.inner),
             "vocab_size": _length(self.vocabulary),
         }
+        if self.config.experts and self.config.experts.shared_intermediate_size:
+            sizes["experts"] = replace(self.config.experts, shared_intermediate_size=_length(self.shared_inner))
         return replace(self.config, **sizes)
 
     def part(self, name: str, values: np.ndarray) -> np.ndarray:
         """This rank's slice of the whole tensor `values` of the parameter `name`, linear layers as [out, in]."""
-        return values[self.cut(name)]
+        own = values[self.cut(name)]
+        return np.zeros_like(own) if self.tensor_rank and _EXPERT_BIAS.fullmatch(name) else own
 
     def cut(self, name: str) -> tuple[slice, ...]:
         """The rows, or the rows and columns, of the parameter `name` that this rank holds; () for all of it."""
@@ -96,10 +107,15 @@ class Shard:
             return ()
         stem, kind = name.rsplit(".", 1)
         layer = stem.rsplit(".", 1)[-1]
+        if layer == "sinks":
+            return (self.heads,)
+        units = (_OUTPUT_SPLIT | _INPUT_SPLIT).get(layer, "")
+        if units == "inner" and ".shared." in name:
+            units = "shared_inner"
         if layer in _OUTPUT_SPLIT:
-            return (self._units(_OUTPUT_SPLIT[layer]),)
+            return (self._units(units),)
         if layer in _INPUT_SPLIT and kind == "weight":
-            return slice(None), self._units(_INPUT_SPLIT[layer])
+            return slice(None), self._units(units)
         return ()
 
     def _units(self, what: str) -> slice:
@@ -129,14 +145,14 @@ def _obstacle(config: ModelConfig, size: int) -> str | None:
     keys = config.num_key_value_heads
     if size < 1:
         return f"{size} is not 1 or more"
-    if config.experts and size > 1:
-        return "experts cannot be shared by ranks yet"
     if config.qk_norm and config.qk_norm_over == "all" and size > 1:
         return "a norm over all queries cannot be shared by ranks yet"
     if config.num_attention_heads % size:
         return f"{config.num_attention_heads} attention heads cannot be shared evenly by {size}"
     if keys % size and size % keys:
         return f"{keys} key heads can be neither shared nor repeated evenly by {size}"
+    if config.experts and config.experts.shared_intermediate_size % size:
+        return f"a shared expert of {config.experts.shared_intermediate_size} units cannot be shared evenly by {size}"
     if config.intermediate_size % size:
         return f"a feed-forward of {config.intermediate_size} units cannot be shared evenly by {size}"
     return None

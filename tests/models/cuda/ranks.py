@@ -10,11 +10,12 @@ from paceline.drafters.draft_model import DraftModel
 from paceline.engine.build import build_engine
 from paceline.models.cuda_executor import CudaModel
 from paceline.models.cuda_executor.parallel import assignment
+from paceline.models.experts import Experts
 from paceline.models.gguf_file import GGUFCheckpoint
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.types import SamplingParams
-from tests.fakes import ByteTokenizer, RandomCheckpoint, run_to_end, small_config
+from tests.fakes import ByteTokenizer, RandomCheckpoint, mixture_config, run_to_end, small_config
 
 from ..tiny import as_gguf, gguf_name
 from .batches import tokens_of
@@ -27,6 +28,9 @@ FAMILIES = {
                           qk_norm=False),
     "learned": small_config("gpt2", norm="layer", mlp="gelu_tanh", position_embedding="learned", mlp_bias=True,
                             attention_out_bias=True),
+    "shared expert": mixture_config(),
+    "gpt-oss": mixture_config("gpt_oss", experts=Experts(8, 3, True, bias=True), mlp="gated_clamped",
+                              attention_sinks=True, attention_bias=True, attention_out_bias=True),
 }  # fmt: skip
 HEAD = "tests.drafters.heads.random_heads:make_random_head"
 CONFIG = EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none", dtype="float32")

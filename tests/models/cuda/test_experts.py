@@ -21,6 +21,7 @@ from paceline.models.gguf_header import BLOCKS  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.models.torch_executor import TorchModel  # noqa: E402
 from paceline.models.torch_executor.layers import MixtureOfExperts  # noqa: E402
+from paceline.models.torch_executor.shard import Shard  # noqa: E402
 from tests.fakes import RandomCheckpoint, mixture_config  # noqa: E402
 
 from ..test_blocks import random_blocks  # noqa: E402
@@ -149,6 +150,26 @@ def test_experts_of_several_forms_stay_apart():
     own = mixture(KINDS["qwen3_moe"])
     own.experts[3].down = torch.nn.Linear(8, 8)
     assert not can_stack(own)
+
+
+@pytest.mark.parametrize("kind", ["qwen2_moe", "gpt_oss"])
+def test_ranks_with_shares_of_all_experts_add_up(kind):
+    config, own = KINDS[kind], mixture(KINDS[kind])
+    x, prefix = numbers(5, KINDS[kind].hidden_size, seed=3), "layers.0.feed_forward."
+    want, total = own(x), torch.zeros(5, config.hidden_size)
+    for rank in range(2):
+        shard = Shard(config, range(2), rank, 2)
+        narrow = shard.narrowed()
+        part = MixtureOfExperts(narrow, narrow.experts, total=lambda found: found)
+        cut = {name: shard.part(prefix + name, values.numpy()) for name, values in own.state_dict().items()}
+        part.load_state_dict({name: torch.from_numpy(values.copy()) for name, values in cut.items()})
+        total += part(x)
+        fused_part = FusedExperts(part.requires_grad_(False), part.shared, deterministic=False)
+        assert fused_part.parts(x).shape == (1, *x.shape)  # what ranks exchange
+        torch.testing.assert_close(fused_part(x), fused_part.parts(x)[0])
+        want = want - fused_part(x)
+    torch.testing.assert_close(total, own(x), atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(want, torch.zeros_like(want), atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["MXFP4", "Q4_K", "Q8_0"])

@@ -14,7 +14,7 @@ from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.models.torch_executor import TorchModel  # noqa: E402
 from paceline.models.torch_executor.parallel import Layout  # noqa: E402
 from paceline.models.torch_executor.shard import Shard  # noqa: E402
-from tests.fakes import RandomCheckpoint, mixture_config, small_config  # noqa: E402
+from tests.fakes import RandomCheckpoint, small_config  # noqa: E402
 from tests.far_device import FAR, far_device  # noqa: E402
 
 from .batches import TREE, mixed_batch, tokens_of  # noqa: E402
@@ -144,7 +144,7 @@ def test_caches_of_others_and_rows_outside_are_refused_and_the_model_goes_on(ran
     assert isinstance(ranks, RunsOnRanks)
     chip = ranks.chip(2)
     assert chip.bandwidth > 0 and chip.hop_seconds > 0
-    assert ranks.can_share(small_config()) and not ranks.can_share(mixture_config())
+    assert ranks.can_share(small_config()) and not ranks.can_share(small_config(qk_norm=True, qk_norm_over="all"))
     assert ranks.description == "CudaModel on cpu, by_position, deterministic, 2 ranks"
 
 

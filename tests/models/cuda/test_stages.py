@@ -160,7 +160,7 @@ def test_a_grid_of_stages_that_share_their_layers():
         close(model.page_attention(rows, cache), reference.page_attention(rows, expected))
         chip = model.chip(2)
         assert chip.bandwidth > 0 and chip.hop_seconds > 0 and model.tensor_parallel_size == 2
-        assert model.can_share(small_config()) and not model.can_share(mixture_config())
+        assert model.can_share(small_config()) and not model.can_share(small_config(qk_norm=True, qk_norm_over="all"))
 
 
 def test_a_cache_is_one_with_parts_in_all_stages(two, one, followers):
