@@ -16,8 +16,8 @@ import numpy as np
 from common import console, read_prompts
 
 from paceline import LLM, SamplingParams
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import CausalLM, pages_for
-from paceline.models.config import ModelConfig
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.resolve import resolve_model
 from paceline.models.rows import Part, build_rows

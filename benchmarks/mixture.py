@@ -22,14 +22,14 @@ from window import decode_window, same_as_far_as_both_go
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.experts import Experts
+from paceline.models.architecture.tensor_names import tensor_shapes
 from paceline.models.base import PAGE_SIZE
-from paceline.models.config import ModelConfig
-from paceline.models.experts import Experts
 from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.resolve import ModelSource
 from paceline.models.rows import Part, build_rows
-from paceline.models.tensor_names import tensor_shapes
 from paceline.sampling import TokenTree
 from paceline.speculation import DrafterTraits, Fixed
 from paceline.theory.experts import expected_experts

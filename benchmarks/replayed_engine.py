@@ -14,8 +14,8 @@ from draft_recordings import Answer, Recording
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine import build
 from paceline.engine.engine import Engine
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import PAGE_SIZE, ForwardOutput, Rows, slot_of
-from paceline.models.config import ModelConfig
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 

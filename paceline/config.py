@@ -1,6 +1,6 @@
 """How an engine runs: frozen dataclasses, composed, each default written once, unknown keys refused.
 
-Not for what one request asks (`types.SamplingParams`) and not for the shape of a model (`models/config.py`).
+Not for what one request asks (`types.SamplingParams`) or for the shape of a model (`models/architecture/config.py`).
 """
 
 from collections.abc import Mapping

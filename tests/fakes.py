@@ -3,9 +3,9 @@
 import numpy as np
 
 from paceline.drafters.base import BaseDrafter
-from paceline.models.config import ModelConfig
-from paceline.models.experts import Experts
-from paceline.models.tensor_names import tensor_shapes
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.experts import Experts
+from paceline.models.architecture.tensor_names import tensor_shapes
 from paceline.sampling import TokenTree
 from paceline.speculation import DrafterTraits, RequestOutcome
 

@@ -42,7 +42,7 @@ class _Placeholder(ModuleType):
 
 def qwen_config(shape: str) -> Any:
     """The shape of Qwen2.5-1.5B or 7B, or of a model that a CPU runs in milliseconds: ``1.5b``, ``7b``, ``quick``."""
-    from paceline.models.config import ModelConfig
+    from paceline.models.architecture.config import ModelConfig
 
     names = (
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -61,8 +61,8 @@ def qwen_config(shape: str) -> Any:
 
 def mixture_config(is_quick: bool) -> Any:
     """Six layers of the shape of Qwen3-30B-A3B, 128 experts of which a token takes 8, or a mixture for a CPU."""
-    from paceline.models.config import ModelConfig
-    from paceline.models.experts import Experts
+    from paceline.models.architecture.config import ModelConfig
+    from paceline.models.architecture.experts import Experts
 
     hidden, inner, layers, heads, count = (64, 32, 2, 4, 8) if is_quick else (2048, 768, 6, 32, 128)
     return ModelConfig(
@@ -87,7 +87,7 @@ class RandomWeights:
     """No tensor's width divides it: no two rows are alike."""
 
     def __init__(self, config: Any, seed: int = 0, spoken: int | None = None) -> None:
-        from paceline.models.tensor_names import tensor_shapes
+        from paceline.models.architecture.tensor_names import tensor_shapes
 
         self.config, self.fingerprint, self._spoken = config, f"random-{seed}", spoken
         self._shapes = tensor_shapes(config)

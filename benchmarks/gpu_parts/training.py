@@ -63,7 +63,7 @@ def random_target(bench: Bench) -> Any:
 def _store(folder: Path, recipe: Any, length: int, count: int) -> Any:
     """`count` random texts of `length` tokens to train on, and one that is held out."""
     from paceline.models.base import NORMED
-    from paceline.models.bfloat16 import to_bfloat16
+    from paceline.models.files.bfloat16 import to_bfloat16
     from paceline.training.heads.conversations import Conversation, is_held_out
     from paceline.training.heads.shards import TapStore
 

@@ -12,7 +12,7 @@ if __name__ == "__main__":  # as a script its folder comes first, where `transfo
     sys.path.remove(str(Path(__file__).parent))
 
 from paceline.models.cache_dir import cache_dir
-from paceline.models.gguf_file import GGUFCheckpoint
+from paceline.models.files.gguf_file import GGUFCheckpoint
 from paceline.models.resolve import resolve_model
 
 

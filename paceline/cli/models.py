@@ -10,8 +10,8 @@ from rich.table import Table
 
 from paceline.cli.terminal import output, show_table
 from paceline.models.cache_dir import cache_dir
-from paceline.models.download import BUILTIN_MODELS, weights_path
-from paceline.models.hub_copies import all_pulled, unfinished
+from paceline.models.fetch.download import BUILTIN_MODELS, weights_path
+from paceline.models.fetch.hub_copies import all_pulled, unfinished
 from paceline.models.numba_executor.conversions import of_other_versions
 
 

@@ -12,7 +12,7 @@ from paceline.cli.terminal import progress_bars, show_table
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from paceline.models.config import ModelConfig
+    from paceline.models.architecture.config import ModelConfig
     from paceline.placement import ModelProfile
     from paceline.placement.profiling import Comparison
 

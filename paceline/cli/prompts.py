@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from paceline.models.tokenizer import Tokenizer
+    from paceline.models.text.tokenizer import Tokenizer
 
 
 def prompt_ids(tokenizer: "Tokenizer", text: str, raw: bool) -> list[int]:

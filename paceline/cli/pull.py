@@ -8,8 +8,8 @@ import typer
 
 from paceline.cli.terminal import messages, output, progress_bars
 from paceline.errors import ModelNotFound
-from paceline.models.download import BUILTIN_MODELS, fetch_builtin
-from paceline.models.hub_copies import hub_name
+from paceline.models.fetch.download import BUILTIN_MODELS, fetch_builtin
+from paceline.models.fetch.hub_copies import hub_name
 from paceline.types import Progress
 
 Names = Annotated[list[str], typer.Argument(help="hf:owner/model[:quantisation][@revision], or a built-in name.")]
@@ -52,7 +52,7 @@ def _pull(name: str, progress: Progress) -> dict[str, Any]:
             f"model {name!r}: not of the form hf:owner/model[:quantisation][@revision], and no built-in name "
             f"({', '.join(BUILTIN_MODELS)})"
         )
-    from paceline.models.hub import pull as pull_from_hub
+    from paceline.models.fetch.hub import pull as pull_from_hub
 
     copy = pull_from_hub(hub, progress)
     return _about(copy.name, copy.path, copy.num_bytes) | {"commit": copy.commit}

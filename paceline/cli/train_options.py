@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from paceline.evaluation.training_text import TextJob
-    from paceline.models.tokenizer import Tokenizer
+    from paceline.models.text.tokenizer import Tokenizer
     from paceline.training.run.loop import LoopSettings, Progress
     from paceline.types import NamedProgress
 

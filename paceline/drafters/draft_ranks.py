@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Literal
 
 from paceline.errors import InvalidParameter
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.size import num_parameters, stored_bytes
 from paceline.models.base import CausalLM, RunsOnRanks
-from paceline.models.config import ModelConfig
-from paceline.models.size import num_parameters, stored_bytes
 from paceline.speculation.records import PRIOR_RATE
 from paceline.theory.distributed_draft import Chip, DraftPlan, ModelSize, draft_plan
 

@@ -12,10 +12,10 @@ from paceline.config import SpeculativeConfig
 from paceline.drafters.base import Drafter
 from paceline.drafters.services import DraftServices
 from paceline.errors import InvalidParameter
+from paceline.models.architecture.size import bytes_per_pass
 from paceline.models.base import NORMED, RunsHeads
 from paceline.models.heads.registry import best_head
 from paceline.models.loaded import LoadedModel
-from paceline.models.size import bytes_per_pass
 from paceline.option_types import check_types
 from paceline.speculation.traits import DrafterTraits
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from paceline.drafters.same_text import CHECKED_TAIL, goes_on
 from paceline.models.resolve import ModelSource
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 
 _CONTEXT = 24
 """Characters before new text that are retokenised with it."""

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.size import bytes_per_pass
 from paceline.models.base import KVCache
-from paceline.models.config import ModelConfig
 from paceline.models.loaded import LoadedModel
-from paceline.models.size import bytes_per_pass
 from paceline.scheduling.pages import PagePool
 from paceline.speculation.prices import CPU_BALANCE, LearnedPass, LearnedPrices, Prices, roofline
 

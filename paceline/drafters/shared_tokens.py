@@ -9,7 +9,7 @@ from collections.abc import Collection
 import numpy as np
 
 from paceline.models.resolve import ModelSource
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 from paceline.sampling.law import Law
 
 NOT_SHARED = -1

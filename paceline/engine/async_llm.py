@@ -25,7 +25,7 @@ from paceline.engine.turns import Turns
 from paceline.errors import EngineDead
 from paceline.models.base import RunsInParts
 from paceline.models.loaded import LoadedModel
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 from paceline.types import SamplingParams
 
 _T = TypeVar("_T")

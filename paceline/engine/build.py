@@ -17,9 +17,9 @@ from paceline.engine.quick_profile import quick_profile
 from paceline.engine.speculation import Speculation
 from paceline.errors import InvalidParameter, UnsupportedModel, warn_safely
 from paceline.extras import check_executor
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, LooksAhead, LooksUp
-from paceline.models.checkpoint import Checkpoint
-from paceline.models.config import ModelConfig
+from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.loaded import LoadedModel
 from paceline.models.processors import check_threads
 from paceline.models.resolve import resolve_model

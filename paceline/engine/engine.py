@@ -27,7 +27,7 @@ from paceline.engine.verifying import result_of
 from paceline.errors import EngineDead, InvalidParameter, WorkerDied, error_text
 from paceline.models.base import CausalLM, KVCache
 from paceline.models.rows import Part, build_rows
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 from paceline.sampling import TokenTree, fresh_seed
 from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
 from paceline.scheduling.pages import salt_of

@@ -19,7 +19,7 @@ import numpy as np
 from paceline.engine.grammar_numbers import check_numbers
 from paceline.engine.structural_tags import lark_of
 from paceline.errors import InvalidParameter
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 
 _KEPT = 256
 """Number of compiled grammars in the LRU cache."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from paceline.engine.prediction import Prediction
 from paceline.engine.scores import Scores
 from paceline.engine.text import TextStream
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 from paceline.sampling import Judge, TokenTree, Warper, may_change
 from paceline.sampling.grammar import GrammarCursor, cut
 from paceline.scheduling.request import RequestState

@@ -20,10 +20,10 @@ from paceline.engine.prompts import Message, Prompt, Prompts, as_list, named, pe
 from paceline.engine.turnstile import Turnstile
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, RunsInParts
-from paceline.models.download import BUILTIN_MODELS, check_place, weights_path
+from paceline.models.fetch.download import BUILTIN_MODELS, check_place, weights_path
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 from paceline.types import NamedProgress, RequestOutput, SamplingParams
 from paceline.vllm_names import CALL, knows_vllm
 

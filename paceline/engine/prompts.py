@@ -1,6 +1,6 @@
 """`Prompts`: from what users give, texts, conversations and token ids, to the token ids of a request.
 
-Not for what the chat template renders (`models/chat_template.py`) or for requests that wait or run.
+Not for what the chat template renders (`models/text/chat_template.py`) or for requests that wait or run.
 """
 
 import reprlib
@@ -13,8 +13,8 @@ from operator import index
 from typing import Any
 
 from paceline.errors import InvalidParameter, PromptTooLong
-from paceline.models.messages import plain_messages
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.messages import plain_messages
+from paceline.models.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]

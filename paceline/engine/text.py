@@ -6,8 +6,8 @@ those are the scheduler's.
 
 from collections.abc import Sequence
 
-from paceline.models.harmony import decoder_of
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.harmony import decoder_of
+from paceline.models.text.tokenizer import Tokenizer
 
 
 class TextStream:

@@ -28,13 +28,13 @@ from paceline.evaluation.training_text import (
     ready_text,
     text_card,
 )
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import checked_layers
-from paceline.models.config import ModelConfig
 from paceline.models.feedback import KEY, Sparse, has_memory
+from paceline.models.files.save_folder import config_values, save_model
 from paceline.models.heads.fingerprint import weights_digest
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource, resolve_model
-from paceline.models.save_folder import config_values, save_model
 from paceline.models.torch_executor.feedback import FeedbackNet
 from paceline.training.drafts.distill import DistillRecipe, check_on_policy
 from paceline.training.drafts.divergences import criterion_of

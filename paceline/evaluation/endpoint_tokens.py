@@ -5,7 +5,7 @@ from typing import Any
 
 from paceline.errors import InvalidParameter
 from paceline.evaluation.endpoint import TIMEOUT, Server, post_json, request_body
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 from paceline.types import SamplingParams
 
 

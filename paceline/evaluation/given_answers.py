@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.evaluation.own_text import is_drawn, is_greedy
 from paceline.models.base import CausalLM, pages_for
-from paceline.models.bfloat16 import to_bfloat16
+from paceline.models.files.bfloat16 import to_bfloat16
 from paceline.models.rows import Part, build_rows
 from paceline.training.heads.conversations import Conversation
 from paceline.training.heads.origins import ANSWERED, Origin

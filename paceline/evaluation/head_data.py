@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidParameter
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 from paceline.training.heads.conversations import Conversation, is_contaminated
 from paceline.training.heads.openings import own_prompts, writing_params
 from paceline.training.heads.origins import GIVEN, OWN, Origin

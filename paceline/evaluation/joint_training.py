@@ -19,10 +19,10 @@ from paceline.evaluation.head_training import check_wishes, chosen_vocabulary, t
 from paceline.evaluation.training_card import name_of, run_card, shown
 from paceline.evaluation.training_remarks import Tell, no_remarks, tell_finished
 from paceline.evaluation.training_text import TextJob, open_store, ready_text, text_card
+from paceline.models.files.save_folder import config_values, save_model
 from paceline.models.heads.files import save_head
 from paceline.models.heads.fingerprint import target_print
 from paceline.models.resolve import resolve_model
-from paceline.models.save_folder import config_values, save_model
 from paceline.training.drafts.net import DraftNet, check_rank, check_trainable
 from paceline.training.heads.recipes import recipe_of
 from paceline.training.heads.target import training_target

@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.models.base import pages_for
-from paceline.models.bfloat16 import to_bfloat16
+from paceline.models.files.bfloat16 import to_bfloat16
 from paceline.models.loaded import LoadedModel
 from paceline.models.rows import Part, build_rows
 from paceline.training.heads.conversations import Conversation, is_contaminated

@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from paceline.errors import InvalidParameter
-from paceline.models.config import ModelConfig
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.states import States
 from paceline.sampling.answered import Answer, Question
 from paceline.theory.distributed_draft import Chip

@@ -9,9 +9,9 @@ from math import prod
 from pathlib import Path
 from typing import Literal, TypeGuard
 
-from paceline.models.checkpoint import Checkpoint, KeepsBlocks
+from paceline.models.architecture.tensor_names import tensor_shapes
+from paceline.models.files.checkpoint import Checkpoint, KeepsBlocks
 from paceline.models.numba_executor.blocks.formats import FORMATS, GROUP
-from paceline.models.tensor_names import tensor_shapes
 
 AUTO = "auto"
 _CPUINFO = Path("/proc/cpuinfo")

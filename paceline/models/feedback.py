@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.errors import CorruptWeights, first_line
-from paceline.models.checkpoint import Checkpoint
-from paceline.models.rope import inverse_frequencies
-from paceline.models.save_folder import CARD
+from paceline.models.architecture.rope import inverse_frequencies
+from paceline.models.files.checkpoint import Checkpoint
+from paceline.models.files.save_folder import CARD
 
 KEY = "feedback"
 """Key of the memory's parameters in a draft's card."""

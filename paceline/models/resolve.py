@@ -1,9 +1,9 @@
 """Finds the weights and tokenizer of a model name: local folder, local GGUF file, built-in name or hub id, in order.
 
-For a hub id a pulled copy is used (`hub_copies.py`); without one the model is pulled now (`hub.py`), except that
+For a hub id a pulled copy is used (`fetch/hub_copies.py`); without one the model is pulled now (`fetch/hub.py`), except that
 ``owner/model`` without ``hf:`` is fetched by ``huggingface_hub`` where that is installed, into its shared cache.
 
-Not for reading formats (`gguf_file.py`, `safetensors_folder.py`) nor for choosing an executor.
+Not for reading formats (`files/`) nor for choosing an executor.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from paceline.errors import DownloadFailed, ModelNotFound, first_line
-from paceline.models.checkpoint import Checkpoint
-from paceline.models.config import ModelConfig
-from paceline.models.download import BUILTIN_MODELS, fetch_builtin
-from paceline.models.gguf_file import GGUFCheckpoint
-from paceline.models.hub_copies import FOLDER_FILES, HubName, Pulled, hub_name, pulled
-from paceline.models.safetensors_folder import SafetensorsCheckpoint, folder_config
-from paceline.models.tokenizer import Tokenizer
-from paceline.models.tokenizer_folder import tokenizer_from_folder
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.fetch.download import BUILTIN_MODELS, fetch_builtin
+from paceline.models.fetch.hub_copies import FOLDER_FILES, HubName, Pulled, hub_name, pulled
+from paceline.models.files.checkpoint import Checkpoint
+from paceline.models.files.gguf_file import GGUFCheckpoint
+from paceline.models.files.safetensors_folder import SafetensorsCheckpoint, folder_config
+from paceline.models.text.tokenizer import Tokenizer
+from paceline.models.text.tokenizer_folder import tokenizer_from_folder
 from paceline.types import Progress
 
 
@@ -42,7 +42,7 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource
 
     Args:
         name: a folder with safetensors, a GGUF file, a built-in name (`BUILTIN_MODELS`), or a hub id ``owner/model``,
-            ``hf:owner/model`` or ``hf:owner/model:Q4_K_M`` (`hub_copies.py`).
+            ``hf:owner/model`` or ``hf:owner/model:Q4_K_M`` (`fetch/hub_copies.py`).
         progress: called with (bytes done, bytes in total) while a model is downloaded.
 
     Raises:
@@ -112,7 +112,7 @@ def _from_folder(name: str, folder: Path) -> ModelSource:
 
 
 def _pull(name: HubName, progress: Progress | None) -> Pulled:
-    from paceline.models.hub import pull  # its import takes a twentieth of a second, and few starts need it
+    from paceline.models.fetch.hub import pull  # its import takes a twentieth of a second, and few starts need it
 
     return pull(name, progress)
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paceline.errors import InvalidParameter
-from paceline.models.harmony import FINAL
+from paceline.models.text.harmony import FINAL
 from paceline.serving.fields import wrong_field
 from paceline.serving.protocol import ChatRequest
 from paceline.serving.thoughts import THOUGHT_END

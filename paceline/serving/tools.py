@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.errors import InvalidParameter
-from paceline.models.messages import read_arguments
+from paceline.models.text.messages import read_arguments
 from paceline.serving.call_schema import calls_schema
 from paceline.serving.thoughts import overlap
 

@@ -14,7 +14,7 @@ from paceline.engine.step import StepOutput, VerifiedDraft
 from paceline.engine.turns import Turns
 from paceline.engine.warm_up import warm_up
 from paceline.errors import EngineDead, InvalidParameter
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 from paceline.placement.tokens import TokenProfile
 from paceline.serving.job import Chunk, Job, Piece, Step, Summary, Thinking
 from paceline.serving.merging import merged

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 from paceline.training.conversation_files import read_conversations, write_conversations
 from paceline.training.heads.conversations import Conversation
 from paceline.training.heads.openings import Generate, own_prompts, writing_params

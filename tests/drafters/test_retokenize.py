@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from paceline.drafters.retokenize import Continuing, Follower, Respeller, safe_place
 from paceline.models.resolve import ModelSource
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 from tests.fakes import ByteTokenizer, PieceTokenizer
 from tests.models.vocabularies import LINES, byte_level_gguf, sentencepiece_gguf
 

@@ -7,7 +7,7 @@ import pytest
 from paceline.drafters.base import BaseDrafter
 from paceline.engine import build
 from paceline.errors import InvalidParameter
-from paceline.models.size import num_parameters
+from paceline.models.architecture.size import num_parameters
 from paceline.sampling import TokenTree
 from paceline.speculation import DrafterTraits
 from paceline.types import SamplingParams

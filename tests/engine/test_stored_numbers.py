@@ -8,7 +8,7 @@ import pytest
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.build import build_engine
 from paceline.models.base import PAGE_SIZE
-from paceline.models.gguf_file import GGUFCheckpoint
+from paceline.models.files.gguf_file import GGUFCheckpoint
 from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.executor import NumbaModel

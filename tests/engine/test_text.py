@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from paceline.engine.live import spellings
 from paceline.engine.text import TextStream
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 from tests.fakes import ByteTokenizer
 from tests.models.vocabularies import sentencepiece_gguf
 

@@ -12,7 +12,7 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.errors import CorruptWeights, InvalidParameter, PacelineError
 from paceline.evaluation.training_remarks import no_remarks
 from paceline.models.resolve import resolve_model
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 from paceline.training.heads.shards import TapStore
 from paceline.types import SamplingParams
 from tests.evaluation.test_head_training import ending_after
@@ -83,7 +83,7 @@ def test_a_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypatch):
 
 def test_a_full_disk_at_the_end_loses_no_training(loaded, tmp_path, monkeypatch):
     """The command says so in one line; started again with another place it writes what was trained."""
-    from paceline.models import save_folder
+    from paceline.models.files import save_folder
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

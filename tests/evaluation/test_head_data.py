@@ -10,7 +10,7 @@ from paceline.evaluation import head_data
 from paceline.evaluation.head_data import HeadWriter, WritingLimits
 from paceline.evaluation.training_text import TextJob, check_clean, open_served
 from paceline.models.base import NORMED, pages_for
-from paceline.models.bfloat16 import to_bfloat16
+from paceline.models.files.bfloat16 import to_bfloat16
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.models.rows import Part, build_rows

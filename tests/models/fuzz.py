@@ -22,11 +22,11 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from paceline.errors import PacelineError
-from paceline.models.gguf_file import GGUFCheckpoint
-from paceline.models.safetensors_folder import SafetensorsCheckpoint
-from paceline.models.tensor_names import tensor_shapes
-from paceline.models.tokenizer import Tokenizer
-from paceline.models.tokenizer_folder import tokenizer_from_folder
+from paceline.models.architecture.tensor_names import tensor_shapes
+from paceline.models.files.gguf_file import GGUFCheckpoint
+from paceline.models.files.safetensors_folder import SafetensorsCheckpoint
+from paceline.models.text.tokenizer import Tokenizer
+from paceline.models.text.tokenizer_folder import tokenizer_from_folder
 from tests.fakes import RandomCheckpoint, small_config
 
 from .tiny import as_gguf

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import CorruptWeights, UnsupportedModel
-from paceline.models.tokenizer_folder import tokenizer_from_folder
+from paceline.models.text.tokenizer_folder import tokenizer_from_folder
 
 from .vocabularies import SAMPLES, transformers_twin
 

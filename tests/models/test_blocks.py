@@ -11,9 +11,9 @@ import pytest
 from numba import njit
 
 from paceline.errors import InvalidParameter
-from paceline.models.checkpoint import StoredBlocks
-from paceline.models.gguf_file import GGUFCheckpoint
-from paceline.models.gguf_header import BLOCKS
+from paceline.models.files.checkpoint import StoredBlocks
+from paceline.models.files.gguf_file import GGUFCheckpoint
+from paceline.models.files.gguf_header import BLOCKS
 from paceline.models.numba_executor import isa, operand
 from paceline.models.numba_executor.blocks import kernels, product, store
 from paceline.models.numba_executor.blocks.formats import FORMATS, NAMES

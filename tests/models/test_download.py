@@ -12,9 +12,9 @@ from random import Random
 import pytest
 
 from paceline.errors import DownloadFailed
-from paceline.models import download
 from paceline.models.cache_dir import cache_dir
-from paceline.models.download import BUILTIN_MODELS, BuiltinModel, fetch_builtin
+from paceline.models.fetch import download
+from paceline.models.fetch.download import BUILTIN_MODELS, BuiltinModel, fetch_builtin
 
 WEIGHTS = Random(0).randbytes(300_000)
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.models.families import FAMILIES
-from paceline.models.gguf_file import GGUFCheckpoint
+from paceline.models.architecture.families import FAMILIES
+from paceline.models.files.gguf_file import GGUFCheckpoint
+from paceline.models.files.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.rows import Part, build_rows
-from paceline.models.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.torch_executor import TorchModel
 
 from .converter import convert

@@ -12,8 +12,8 @@ from paceline.errors import CorruptWeights
 from paceline.models.base import PAGE_SIZE
 from paceline.models.feedback import KEY, PASSES, FeedbackWeights, Sparse, read_card
 from paceline.models.feedback_draft import SLACK, FeedbackDraft
+from paceline.models.files.save_folder import CARD
 from paceline.models.numba_executor.executor import NumbaModel
-from paceline.models.save_folder import CARD
 from paceline.models.torch_executor.feedback import FeedbackNet
 from paceline.models.torch_executor.model import TorchModel
 from tests.fakes import RandomCheckpoint, small_config

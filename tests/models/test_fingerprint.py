@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from paceline.models.fingerprint import fingerprint_of
+from paceline.models.files.fingerprint import fingerprint_of
 
 
 def written(path, values, at=0):

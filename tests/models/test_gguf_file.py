@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from paceline.errors import CorruptWeights, ModelNotFound, PacelineError, UnsupportedModel
-from paceline.models.config import ModelConfig
-from paceline.models.gguf_file import GGUFCheckpoint
-from paceline.models.gguf_header import BLOCKS
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.tensor_names import tensor_shapes
+from paceline.models.files.gguf_file import GGUFCheckpoint
+from paceline.models.files.gguf_header import BLOCKS
+from paceline.models.files.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.numba_executor import weights
-from paceline.models.safetensors_folder import SafetensorsCheckpoint
-from paceline.models.tensor_names import tensor_shapes
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 from tests.fakes import RandomCheckpoint, small_config
 
 from .tiny import add_pair, as_gguf, gguf_metadata, gguf_name, header_bytes, write_gguf
@@ -113,7 +113,7 @@ def test_fingerprint_follows_the_file(llama_file, llama, tmp_path):
 
 def test_opening_a_file_loads_no_heavy_package(llama_file):
     code = (
-        "import sys; from paceline.models.gguf_file import GGUFCheckpoint; GGUFCheckpoint(sys.argv[1]); "
+        "import sys; from paceline.models.files.gguf_file import GGUFCheckpoint; GGUFCheckpoint(sys.argv[1]); "
         "sys.exit(', '.join({'torch', 'transformers', 'gguf', 'huggingface_hub'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(llama_file)], capture_output=True, text=True)

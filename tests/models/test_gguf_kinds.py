@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from paceline.models.dtypes import choose_dtype
-from paceline.models.gguf_file import GGUFCheckpoint
+from paceline.models.files.gguf_file import GGUFCheckpoint
 from paceline.models.numba_executor import dot16
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.rows import Part, build_rows

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from paceline.errors import CorruptWeights
-from paceline.models.gguf_file import GGUFCheckpoint
-from paceline.models.gguf_parts import part_names
+from paceline.models.files.gguf_file import GGUFCheckpoint
+from paceline.models.files.gguf_parts import part_names
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.resolve import resolve_model
 from paceline.models.rows import Part, build_rows

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.engine.text import TextStream
-from paceline.models.tokenizer import StreamDecoder, Tokenizer
+from paceline.models.text.tokenizer import StreamDecoder, Tokenizer
 from paceline.serving.dialects import after_thoughts
 from paceline.serving.protocol import ChatRequest
 from paceline.serving.responses import Responses

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.errors import DownloadFailed, ModelNotFound
-from paceline.models import transfer
-from paceline.models.hub import pull
-from paceline.models.hub_copies import HubName, all_pulled, hub_name, pulled, unfinished
+from paceline.models.fetch import transfer
+from paceline.models.fetch.hub import pull
+from paceline.models.fetch.hub_copies import HubName, all_pulled, hub_name, pulled, unfinished
 from paceline.models.resolve import resolve_model
 
 from .converter import convert

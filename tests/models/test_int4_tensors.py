@@ -8,10 +8,10 @@ from safetensors.numpy import save_file
 
 from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel
 from paceline.models.dtypes import choose_dtype
-from paceline.models.int4_tensors import scheme_of
+from paceline.models.files.int4_tensors import scheme_of
+from paceline.models.files.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.numba_executor.blocks.formats import FORMATS
 from paceline.models.numba_executor.blocks.unpack import unpack
-from paceline.models.safetensors_folder import SafetensorsCheckpoint
 from tests.fakes import RandomCheckpoint, small_config
 
 GROUP = 32

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.errors import InvalidParameter
-from paceline.models.messages import plain_messages
+from paceline.models.text.messages import plain_messages
 
 CALL = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": '{"zone": "UTC"}'}}
 

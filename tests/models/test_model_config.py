@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from paceline.errors import UnsupportedModel
-from paceline.models.config import SUPPORTED_MODEL_TYPES, ModelConfig
-from paceline.models.experts import Experts
-from paceline.models.positions import rope_table_of
-from paceline.models.rope import inverse_frequencies
+from paceline.models.architecture.config import SUPPORTED_MODEL_TYPES, ModelConfig
+from paceline.models.architecture.experts import Experts
+from paceline.models.architecture.positions import rope_table_of
+from paceline.models.architecture.rope import inverse_frequencies
 
 LLAMA = {
     "model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,

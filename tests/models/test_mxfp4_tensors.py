@@ -9,10 +9,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from paceline.errors import CorruptWeights
-from paceline.models.gguf_file import GGUFCheckpoint
+from paceline.models.files.gguf_file import GGUFCheckpoint
+from paceline.models.files.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.rows import Part, build_rows
-from paceline.models.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.torch_executor import TorchModel
 
 from .converter import convert

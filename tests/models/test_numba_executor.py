@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import InvalidParameter, PacelineError, UnsupportedModel
 from paceline.models.base import NORMED, PAGE_SIZE
-from paceline.models.gguf_file import GGUFCheckpoint
+from paceline.models.files.gguf_file import GGUFCheckpoint
 from paceline.models.numba_executor import gemm, weights
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.overlay import Overlay, overlay_rows

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import UnsupportedModel
-from paceline.models.experts import Experts
+from paceline.models.architecture.experts import Experts
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.rows import Part, build_rows
 from paceline.theory.experts import expected_experts

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.models.gguf_file import GGUFCheckpoint
+from paceline.models.files.gguf_file import GGUFCheckpoint
+from paceline.models.files.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.rows import Part, build_rows
-from paceline.models.safetensors_folder import SafetensorsCheckpoint
 
 from .converter import ARCHITECTURES, convert
 from .test_torch_executor import FAMILIES

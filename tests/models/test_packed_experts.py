@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from paceline.models.gguf_file import GGUFCheckpoint
+from paceline.models.files.gguf_file import GGUFCheckpoint
+from paceline.models.files.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.rows import Part, build_rows
-from paceline.models.safetensors_folder import SafetensorsCheckpoint
 
 from .converter import convert
 from .test_int4_tensors import GROUP, SCHEMES

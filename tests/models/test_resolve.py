@@ -9,7 +9,7 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from paceline.errors import DownloadFailed, ModelNotFound
 from paceline.models import resolve
-from paceline.models.gguf_file import GGUFCheckpoint
+from paceline.models.files.gguf_file import GGUFCheckpoint
 from paceline.models.resolve import resolve_config, resolve_model
 
 from .converter import convert
@@ -126,7 +126,7 @@ def test_without_the_hubs_client_a_hub_id_is_pulled(monkeypatch):
         raise DownloadFailed("no network in tests")
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    monkeypatch.setattr("paceline.models.hub.pull", pull)
+    monkeypatch.setattr("paceline.models.fetch.hub.pull", pull)
     for name in ("someone/model", "hf:someone/model:Q8_0@v1"):
         with pytest.raises(DownloadFailed, match="no network in tests"):
             resolve_model(name)

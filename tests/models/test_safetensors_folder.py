@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
-from paceline.models.safetensors_folder import SafetensorsCheckpoint
+from paceline.models.files.safetensors_folder import SafetensorsCheckpoint
 
 
 @pytest.fixture

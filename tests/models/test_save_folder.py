@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from paceline.errors import CorruptWeights, UnsupportedModel
+from paceline.models.files.save_folder import save_model
 from paceline.models.resolve import resolve_model
-from paceline.models.save_folder import save_model
-from paceline.models.tokenizer import Tokenizer
-from paceline.models.tokenizer_folder import tokenizer_from_folder
+from paceline.models.text.tokenizer import Tokenizer
+from paceline.models.text.tokenizer_folder import tokenizer_from_folder
 from tests.fakes import RandomCheckpoint, mixture_config, small_config
 
 from .vocabularies import SAMPLES, byte_level_gguf, sentencepiece_gguf

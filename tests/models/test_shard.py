@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidParameter
-from paceline.models.experts import Experts
+from paceline.models.architecture.experts import Experts
 from tests.fakes import RandomCheckpoint, mixture_config, small_config
 
 torch = pytest.importorskip("torch")

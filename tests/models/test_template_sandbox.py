@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from paceline.errors import InvalidParameter, UnsupportedModel
-from paceline.models import template_meter
-from paceline.models.chat_template import ChatTemplate
+from paceline.models.text import template_meter
+from paceline.models.text.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}"

@@ -10,9 +10,9 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel
-from paceline.models.gguf_words import WORD_CUTS, word_cut
-from paceline.models.tokenizer import StreamDecoder, Tokenizer
-from paceline.models.tokenizer_folder import tokenizer_from_folder
+from paceline.models.text.gguf_words import WORD_CUTS, word_cut
+from paceline.models.text.tokenizer import StreamDecoder, Tokenizer
+from paceline.models.text.tokenizer_folder import tokenizer_from_folder
 
 from .vocabularies import (
     SAMPLES,

@@ -8,7 +8,7 @@ import torch
 
 from paceline.errors import InvalidParameter
 from paceline.models.base import NORMED, PAGE_SIZE
-from paceline.models.safetensors_folder import SafetensorsCheckpoint
+from paceline.models.files.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.torch_executor import TorchModel
 
 from .tiny import VOCAB, chain_rows, random_tokens, tree_rows

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from paceline.errors import DownloadFailed
-from paceline.models import transfer
-from paceline.models.transfer import Remote, fetch_file, read_url
+from paceline.models.fetch import transfer
+from paceline.models.fetch.transfer import Remote, fetch_file, read_url
 
 from .hub_server import COMMIT, Hub, serving
 

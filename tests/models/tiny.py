@@ -9,9 +9,9 @@ import gguf
 import numpy as np
 from numba import njit
 
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import PAGE_SIZE, Rows
-from paceline.models.checkpoint import Checkpoint
-from paceline.models.config import ModelConfig
+from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.numba_executor import operand
 
 VOCAB = 67

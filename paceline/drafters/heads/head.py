@@ -26,11 +26,11 @@ from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import TreeShape
 from paceline.drafters.trees.options import CHAIN
 from paceline.errors import HeadWarning
+from paceline.models.architecture.size import num_parameters
 from paceline.models.heads.build import make_net
 from paceline.models.heads.nets import AutoregressiveNet, BlockNet, HalfAutoregressiveNet, HeadNet
 from paceline.models.heads.record import HeadRecord, weights_read
 from paceline.models.heads.self_check import run_self_check
-from paceline.models.size import num_parameters
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
 from paceline.speculation.traits import DrafterTraits

@@ -6,7 +6,7 @@ from pathlib import Path
 from paceline.drafters.lookup.memory import Memory, read_memory
 from paceline.errors import InvalidParameter
 from paceline.models.cache_dir import cache_dir
-from paceline.models.download import BUILTIN_MODELS
+from paceline.models.fetch.download import BUILTIN_MODELS
 from paceline.models.resolve import ModelSource
 
 FILE_NAME = "memory.safetensors"

@@ -24,7 +24,7 @@ from paceline.evaluation.advise.walk import replay_lookup
 from paceline.evaluation.endpoint import Server, complete
 from paceline.evaluation.endpoint_tokens import tokens_of
 from paceline.evaluation.prompts import Prompt
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 from paceline.scheduling.profile import Profile
 from paceline.types import NamedProgress, SamplingParams
 

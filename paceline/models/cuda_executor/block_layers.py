@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.errors import InvalidParameter
-from paceline.models.checkpoint import Checkpoint
 from paceline.models.cuda_executor.block_matrix import BlockMatrix
 from paceline.models.dtypes import has_blocks
+from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.numba_executor.blocks.formats import FORMATS
 from paceline.models.torch_executor.shard import Shard
 from paceline.models.torch_executor.split_layers import (

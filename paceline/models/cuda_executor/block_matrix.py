@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidParameter
-from paceline.models.checkpoint import StoredBlocks
+from paceline.models.files.checkpoint import StoredBlocks
 from paceline.models.numba_executor.blocks.formats import FORMATS, BlockFormat
 from paceline.models.numba_executor.blocks.unpack import Codes, unpack
 

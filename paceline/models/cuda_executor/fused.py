@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from paceline.models.architecture.positions import NO_TABLE
 from paceline.models.base import NORMED
 from paceline.models.cuda_executor.block_layers import MANY, BlockEmbedding, BlockLinear, widened
 from paceline.models.cuda_executor.block_matrix import BlockMatrix
@@ -26,7 +27,6 @@ from paceline.models.cuda_executor.kernels.ends import embedded, peaks_of, row_a
 from paceline.models.cuda_executor.kernels.entries import gated, place_heads, rms_norm
 from paceline.models.cuda_executor.kernels.products import Weights, partials, product
 from paceline.models.cuda_executor.peers import Peers
-from paceline.models.positions import NO_TABLE
 from paceline.models.torch_executor.layers import (
     Attention,
     FeedForward,

@@ -19,7 +19,6 @@ from torch import Tensor
 from paceline.errors import InvalidParameter
 from paceline.models.base import DrawnOutput, ForwardOutput, KVCache, Rows
 from paceline.models.chains import ChainDraft, Draws
-from paceline.models.checkpoint import Checkpoint
 from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention
 from paceline.models.cuda_executor.block_layers import put_blocks
 from paceline.models.cuda_executor.fetch import Fetch, Send
@@ -34,6 +33,7 @@ from paceline.models.cuda_executor.peers import Peers
 from paceline.models.cuda_executor.staging import BUCKETS, LARGEST
 from paceline.models.cuda_executor.verdicts import Draft, Pending
 from paceline.models.dtypes import activations_beside_blocks
+from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.torch_executor.device_states import DeviceStates
 from paceline.models.torch_executor.model import (
     DecoderStack,

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import PAGE_SIZE, Rows
-from paceline.models.config import ModelConfig
 from paceline.models.cuda_executor.attention import AttentionName, rows_of_tile
 from paceline.models.cuda_executor.graphs import Graph, GraphCapture, Outputs, graphs_of, on_device
 from paceline.models.cuda_executor.laws.chains import Picks

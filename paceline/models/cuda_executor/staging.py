@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import Rows, pages_for
-from paceline.models.config import ModelConfig
 from paceline.models.cuda_executor.paged_rows import FIELDS, PagedRows, pack, pack_levels, packed_size
 
 BUCKETS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320)

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.models.cache_dir import cache_dir
-from paceline.models.download import BUILTIN_MODELS, weights_path
+from paceline.models.fetch.download import BUILTIN_MODELS, weights_path
+from paceline.models.files.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.heads.record import TargetPrint
 from paceline.models.intact import file_digest
 from paceline.models.resolve import ModelSource
-from paceline.models.safetensors_folder import SafetensorsCheckpoint
 
 
 def target_print(source: ModelSource) -> TargetPrint:

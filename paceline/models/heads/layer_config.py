@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import InvalidParameter, UnsupportedModel
-from paceline.models.config import ModelConfig
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.rope import rope_from_hf
 from paceline.models.fields import Fields
 from paceline.models.heads.strict import Settings
-from paceline.models.rope import rope_from_hf
 
 _KEYS = (
     "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",

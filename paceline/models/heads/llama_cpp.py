@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.disk import in_one_move
 from paceline.errors import InvalidParameter
-from paceline.models.config import ModelConfig
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.heads.layouts.base import TargetTables
 from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.heads.shapes import layer_of

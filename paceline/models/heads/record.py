@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.models.config import ModelConfig
+from paceline.models.architecture.config import ModelConfig
 
 Family = Literal[
     "eagle", "eagle3", "p_eagle", "dflash", "dspark", "mtp", "mlp_speculator", "lstm_speculator", "medusa", "hydra",

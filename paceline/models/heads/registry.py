@@ -13,7 +13,7 @@ from typing import Literal
 
 from paceline.errors import HeadWarning, InvalidParameter, ModelNotFound, PacelineError, first_line
 from paceline.models.cache_dir import cache_dir
-from paceline.models.download import BUILTIN_MODELS
+from paceline.models.fetch.download import BUILTIN_MODELS
 from paceline.models.heads.files import CARD, CONFIG, WEIGHTS, read_head
 from paceline.models.heads.fingerprint import target_print
 from paceline.models.heads.fit import check_fit

@@ -24,7 +24,7 @@ from paceline.models.heads.nets import (
 )
 from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.models.rows import Part, build_rows
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 
 KEY = "check"
 """Entry of a card that holds the tokens and the share."""

@@ -7,7 +7,7 @@ the head's own. Not for computing with them (`nets.py`).
 from collections.abc import Callable, Iterator
 
 from paceline.errors import InvalidParameter
-from paceline.models.config import ModelConfig
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.heads.record import HeadConfig
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]

@@ -2,7 +2,7 @@
 
 Heads are a few megabytes, so files are read whole. Safetensors are written here because the numpy writer of the
 safetensors package does not support bfloat16. Not for a target's weights, which are memory-mapped
-(`models/safetensors_folder.py`), and not for what the names mean (`layouts/`).
+(`models/files/safetensors_folder.py`), and not for what the names mean (`layouts/`).
 """
 
 import json
@@ -17,7 +17,7 @@ from safetensors import SafetensorError, deserialize
 
 from paceline.errors import CorruptWeights, UnsupportedModel, error_text
 from paceline.extras import check_torch
-from paceline.models.bfloat16 import from_bfloat16, to_bfloat16
+from paceline.models.files.bfloat16 import from_bfloat16, to_bfloat16
 
 Storage = Literal["float32", "bfloat16", "int8"]
 """How a head's tensors are stored; int8 keeps one scale per output row and the rest in bfloat16."""

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.models.checkpoint import Checkpoint
-from paceline.models.config import ModelConfig
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.tensor_names import tensor_shapes
+from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.heads.record import HeadConfig, HeadRecord, TargetPrint
 from paceline.models.heads.shapes import head_shapes
 from paceline.models.loaded import LoadedModel
@@ -22,7 +23,6 @@ from paceline.models.numba_executor.heads.build import make_net
 from paceline.models.numba_executor.weights import convert, stored_arrays
 from paceline.models.resolve import ModelSource
 from paceline.models.rows import Part, build_rows
-from paceline.models.tensor_names import tensor_shapes
 
 _SMALL = ModelConfig(
     model_type="llama", vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1,

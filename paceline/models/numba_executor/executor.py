@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import InvalidParameter
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.positions import rope_table_of, rotary_tables
 from paceline.models.base import ForwardOutput, KVCache, Rows, checked_layers
-from paceline.models.checkpoint import Checkpoint
-from paceline.models.config import ModelConfig
 from paceline.models.dtypes import choose_dtype
+from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.numba_executor.attend import new_attention_scratch
 from paceline.models.numba_executor.experts import ExpertScratch
 from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weights, num_counters
@@ -26,7 +27,6 @@ from paceline.models.numba_executor.operand import Operand, activations_of, new_
 from paceline.models.numba_executor.races import UNDECIDED
 from paceline.models.numba_executor.team import Team
 from paceline.models.numba_executor.weights import BLOCKS, load_weights, shape_of
-from paceline.models.positions import rope_table_of, rotary_tables
 from paceline.models.rows import Part, build_rows
 from paceline.sampling.answered import LARGEST, Question
 from paceline.types import Progress
@@ -38,7 +38,7 @@ NOT_WEIGHED = np.zeros(0, np.float32)
 
 
 class NumbaModel:
-    """Every family of `models/families.py` on the CPU.
+    """Every family of `models/architecture/families.py` on the CPU.
 
     Args:
         checkpoint: weights; converted on first use, memory-mapped afterwards.

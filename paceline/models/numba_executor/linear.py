@@ -8,8 +8,8 @@ Shared by the dense layer (`forward.py`) and the mixture of experts (`experts.py
 
 import numpy as np
 
+from paceline.models.architecture.family import SWIGLU_ALPHA, SWIGLU_LIMIT
 from paceline.models.base import PAGE_SIZE
-from paceline.models.family import SWIGLU_ALPHA, SWIGLU_LIMIT
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel import kernel

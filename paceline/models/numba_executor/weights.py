@@ -1,7 +1,8 @@
 """Weights as the kernels read them: packed once, stored on disk, memory-mapped from then on.
 
 `load_weights` converts a checkpoint to panels (`gemm.pack`) in the given dtype and stores them in the cache folder;
-later loads map the files. Not for where they are kept (`conversions.py`) or for file formats (`models/checkpoint.py`).
+later loads map the files. Not for where they are kept (`conversions.py`) or for file formats
+(`models/files/checkpoint.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -12,11 +13,12 @@ import numpy as np
 
 from paceline.disk import check_room
 from paceline.errors import InvalidParameter, UnsupportedModel
-from paceline.models.bfloat16 import to_bfloat16
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.positions import frequencies, rotary_dim
 from paceline.models.cache_dir import cache_dir
-from paceline.models.checkpoint import Checkpoint, LetsGo
-from paceline.models.config import ModelConfig
 from paceline.models.dtypes import has_blocks
+from paceline.models.files.bfloat16 import to_bfloat16
+from paceline.models.files.checkpoint import Checkpoint, LetsGo
 from paceline.models.numba_executor.blocks.formats import FORMATS
 from paceline.models.numba_executor.blocks.store import no_matrix, read_matrix, write_matrix
 from paceline.models.numba_executor.conversions import filled, place_of
@@ -25,7 +27,6 @@ from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, ZERO_BYTE, pack, padded_rows
 from paceline.models.numba_executor.linear import CLAMPED, GELU, GELU_ERF, SILU
 from paceline.models.numba_executor.operand import GROUP, ROUNDS, activations_of
-from paceline.models.positions import frequencies, rotary_dim
 from paceline.types import Progress
 
 Dtype = Literal["bfloat16", "float16", "float32", "int8", "w8a8", "gguf"]

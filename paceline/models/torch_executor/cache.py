@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import PAGE_SIZE, Rows
-from paceline.models.config import ModelConfig
 
 
 def unwritten_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> torch.Tensor:

@@ -29,8 +29,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from paceline.models.base import checked_layers
-from paceline.models.checkpoint import Checkpoint
 from paceline.models.feedback import PASSES, Sparse
+from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.torch_executor.heads.attention import Keys, mix
 from paceline.models.torch_executor.heads.blocks import DecoderLayer, Norm
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.models.config import ModelConfig
-from paceline.models.experts import Experts
-from paceline.models.family import SWIGLU_ALPHA, SWIGLU_LIMIT
-from paceline.models.positions import NO_TABLE, rope_table_of
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.experts import Experts
+from paceline.models.architecture.family import SWIGLU_ALPHA, SWIGLU_LIMIT
+from paceline.models.architecture.positions import NO_TABLE, rope_table_of
 from paceline.models.torch_executor.attention import Attends, AttentionForm
 from paceline.models.torch_executor.cache import TorchKVCache
 from paceline.models.torch_executor.split_layers import RowParallelLinear, Sum, alone

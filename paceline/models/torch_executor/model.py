@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import InvalidParameter, first_line
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.positions import frequencies, growths
 from paceline.models.base import NORMED, PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers
-from paceline.models.checkpoint import Checkpoint
-from paceline.models.config import ModelConfig
 from paceline.models.dtypes import choose_dtype
-from paceline.models.positions import frequencies, growths
+from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.torch_executor.attention import Attends, SegmentAttention, soft_cap
 from paceline.models.torch_executor.cache import SegmentView, TorchKVCache, segment_views
 from paceline.models.torch_executor.layers import Layer, Pass, make_norm, row_angles

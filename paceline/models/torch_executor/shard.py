@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import InvalidParameter
-from paceline.models.config import ModelConfig
+from paceline.models.architecture.config import ModelConfig
 
 _OUTPUT_SPLIT = {
     "query": "heads", "key": "key_heads", "value": "key_heads", "gate": "inner", "up": "inner",

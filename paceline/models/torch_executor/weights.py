@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline.models.checkpoint import Checkpoint
+from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.torch_executor.shard import Shard
 
 _NAMES = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.errors import InvalidParameter
 from paceline.limits import unrepeated
-from paceline.models.config import ModelConfig
+from paceline.models.architecture.config import ModelConfig
 from paceline.theory.capacity import kv_bytes_per_token
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from paceline.errors import InvalidParameter
-from paceline.models.download import BUILTIN_MODELS
+from paceline.models.fetch.download import BUILTIN_MODELS
 from paceline.placement.placement import Group
 from paceline.serving.cluster.plan import ClusterPlan
 from paceline.serving.cluster.vllm_speculation import speculation_of

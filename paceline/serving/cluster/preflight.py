@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from paceline.config import SpeculativeConfig
 from paceline.errors import InvalidParameter
-from paceline.models.config import ModelConfig
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.resolve import ModelSource, resolve_model
 from paceline.placement.profile import ParallelConfig
 from paceline.serving.cluster.plan import ClusterPlan

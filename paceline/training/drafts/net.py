@@ -1,7 +1,7 @@
 """`DraftNet`: a trainable Llama-like model with all layers of an existing model or some of them.
 
 The embedding and the output head are frozen and are no parameters; layers have transformers' names. Rows are those of
-whole documents, concatenated. Not for serving the model (the executors) or writing it (`models/save_folder.py`).
+whole documents, concatenated. Not for serving the model (the executors) or writing it (`models/files/save_folder.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import checked_layers
-from paceline.models.checkpoint import Checkpoint
-from paceline.models.config import ModelConfig
+from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.torch_executor.feedback import take_layers
 from paceline.models.torch_executor.heads.attention import Keys, Part, attend
 from paceline.models.torch_executor.heads.blocks import DecoderLayer, Norm

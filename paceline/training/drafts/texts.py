@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.models.base import NORMED, CausalLM, pages_for
-from paceline.models.bfloat16 import to_bfloat16
+from paceline.models.files.bfloat16 import to_bfloat16
 from paceline.models.rows import Part, build_rows
 from paceline.models.torch_executor.heads.attention import Keys
 from paceline.training.drafts.net import DraftNet

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 from paceline.types import SamplingParams
 
 Generate = Callable[[Sequence[Sequence[int]], Sequence[SamplingParams]], Sequence[Sequence[int]]]

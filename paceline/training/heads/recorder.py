@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.drafters.base import BaseDrafter, DraftContext
-from paceline.models.bfloat16 import to_bfloat16
+from paceline.models.files.bfloat16 import to_bfloat16
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
 from paceline.speculation.traits import DrafterTraits

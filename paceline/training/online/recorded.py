@@ -19,7 +19,7 @@ from paceline.drafters.registry import make_drafter, resolve_drafter
 from paceline.drafters.services import DraftServices
 from paceline.errors import DrafterWarning, InvalidParameter, PacelineError, warn_safely
 from paceline.models.base import NORMED
-from paceline.models.bfloat16 import to_bfloat16
+from paceline.models.files.bfloat16 import to_bfloat16
 from paceline.models.heads.fingerprint import weights_digest
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome

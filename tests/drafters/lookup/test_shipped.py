@@ -4,7 +4,7 @@ import pytest
 
 from paceline.drafters.lookup.find import FILE_NAME, SHIPPED, find_memory
 from paceline.drafters.lookup.memory import read_memory
-from paceline.models.download import BUILTIN_MODELS
+from paceline.models.fetch.download import BUILTIN_MODELS
 from paceline.models.resolve import resolve_model
 
 LARGEST = 6_000_000

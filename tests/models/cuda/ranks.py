@@ -8,10 +8,10 @@ import pytest
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.draft_model import DraftModel
 from paceline.engine.build import build_engine
+from paceline.models.architecture.experts import Experts
 from paceline.models.cuda_executor import CudaModel
 from paceline.models.cuda_executor.parallel import assignment
-from paceline.models.experts import Experts
-from paceline.models.gguf_file import GGUFCheckpoint
+from paceline.models.files.gguf_file import GGUFCheckpoint
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.types import SamplingParams

@@ -8,12 +8,12 @@ torch = pytest.importorskip("torch")
 from paceline.config import EngineConfig  # noqa: E402
 from paceline.engine.build import load_executor, silent  # noqa: E402
 from paceline.errors import InvalidParameter  # noqa: E402
-from paceline.models.checkpoint import StoredBlocks  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor.block_layers import put_blocks, times  # noqa: E402
 from paceline.models.cuda_executor.block_matrix import BlockMatrix  # noqa: E402
-from paceline.models.gguf_file import GGUFCheckpoint  # noqa: E402
-from paceline.models.gguf_header import BLOCKS  # noqa: E402
+from paceline.models.files.checkpoint import StoredBlocks  # noqa: E402
+from paceline.models.files.gguf_file import GGUFCheckpoint  # noqa: E402
+from paceline.models.files.gguf_header import BLOCKS  # noqa: E402
 from paceline.models.numba_executor.blocks.formats import FORMATS  # noqa: E402
 from paceline.models.numba_executor.blocks.unpack import unpack  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402

@@ -6,13 +6,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from paceline.models.architecture.experts import Experts  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor.fused import FusedAttention, FusedFeedForward, FusedLayer, FusedNorm  # noqa: E402
 from paceline.models.cuda_executor.kernels import entries  # noqa: E402
 from paceline.models.cuda_executor.kernels.dependent import IN_TURN  # noqa: E402
 from paceline.models.cuda_executor.kernels.entries import gated, place_heads, rms_norm  # noqa: E402
 from paceline.models.cuda_executor.peers import LinkedPeers, Peers  # noqa: E402
-from paceline.models.experts import Experts  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.models.torch_executor import TorchModel  # noqa: E402
 from paceline.models.torch_executor.layers import RMSNorm, _gelu_tanh, rotate, row_angles  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from paceline.models.checkpoint import StoredBlocks  # noqa: E402
+from paceline.models.architecture.experts import Experts  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor import experts as fused  # noqa: E402
 from paceline.models.cuda_executor.block_layers import BlockLinear  # noqa: E402
@@ -16,8 +16,8 @@ from paceline.models.cuda_executor.block_matrix import BlockMatrix  # noqa: E402
 from paceline.models.cuda_executor.experts import FusedExperts, can_stack  # noqa: E402
 from paceline.models.cuda_executor.kernels import experts as kernels  # noqa: E402
 from paceline.models.cuda_executor.kernels.tiles import NARROW  # noqa: E402
-from paceline.models.experts import Experts  # noqa: E402
-from paceline.models.gguf_header import BLOCKS  # noqa: E402
+from paceline.models.files.checkpoint import StoredBlocks  # noqa: E402
+from paceline.models.files.gguf_header import BLOCKS  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.models.torch_executor import TorchModel  # noqa: E402
 from paceline.models.torch_executor.layers import MixtureOfExperts  # noqa: E402

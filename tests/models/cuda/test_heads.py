@@ -17,7 +17,7 @@ from paceline.models.cuda_executor.graphs import EagerGraphs  # noqa: E402
 from paceline.models.cuda_executor.heads.autoregressive import CudaAutoregressiveNet  # noqa: E402
 from paceline.models.cuda_executor.heads.nets import CudaBlockNet, CudaStepNet  # noqa: E402
 from paceline.models.cuda_executor.laws import chains  # noqa: E402
-from paceline.models.gguf_file import GGUFCheckpoint  # noqa: E402
+from paceline.models.files.gguf_file import GGUFCheckpoint  # noqa: E402
 from paceline.models.heads.build import make_net  # noqa: E402
 from paceline.models.heads.nets import NetOutput  # noqa: E402
 from paceline.models.loaded import LoadedModel  # noqa: E402

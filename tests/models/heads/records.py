@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import NORMED
-from paceline.models.config import ModelConfig
 from paceline.models.heads.record import HeadConfig, HeadRecord, TargetPrint
 from paceline.models.heads.shapes import head_shapes
 from paceline.models.loaded import LoadedModel

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from paceline.models.config import ModelConfig
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.rope import inverse_frequencies
 from paceline.models.heads.record import HeadRecord
-from paceline.models.rope import inverse_frequencies
 
 
 def rms(x, weight, eps):

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.errors import InvalidParameter
-from paceline.models.config import ModelConfig
+from paceline.models.architecture.config import ModelConfig
 from paceline.placement import ParallelConfig, read_case
 from paceline.placement.profiling import (
     DEVICES,

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.models.base import NORMED
-from paceline.models.bfloat16 import to_bfloat16
+from paceline.models.files.bfloat16 import to_bfloat16
 from paceline.models.torch_executor import TorchModel
 from paceline.training.drafts.net import DraftNet
 from paceline.training.drafts.texts import teacher_of

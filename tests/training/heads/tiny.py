@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import NORMED
-from paceline.models.bfloat16 import to_bfloat16
-from paceline.models.config import ModelConfig
+from paceline.models.files.bfloat16 import to_bfloat16
 from paceline.models.heads.record import TargetPrint
 from paceline.training.heads.conversations import Conversation, is_held_out
 from paceline.training.heads.recipes import Target

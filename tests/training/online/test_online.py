@@ -103,7 +103,7 @@ def test_acceptance_rises_on_another_kind_of_text_and_no_text_changes(target, tm
 
 def test_what_is_kept_are_the_texts_and_their_states(target, tmp_path):
     """Ids to the last but one, and the states of a fresh reading, bit for bit in bfloat16."""
-    from paceline.models.bfloat16 import to_bfloat16
+    from paceline.models.files.bfloat16 import to_bfloat16
     from paceline.models.rows import Part, build_rows
 
     torch.manual_seed(0)

@@ -12,8 +12,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from paceline.models.architecture.family import SWIGLU_ALPHA, SWIGLU_LIMIT
 from paceline.models.cuda_executor.kernels.entries import acted
-from paceline.models.family import SWIGLU_ALPHA, SWIGLU_LIMIT
 
 NARROW = 16
 """Rows of a tile, the minimum for tensor cores: up to this number, a product takes as long as one of a single row."""

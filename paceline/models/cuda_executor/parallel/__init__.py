@@ -7,11 +7,11 @@ executor has.
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from paceline.models.checkpoint import Checkpoint
 from paceline.models.cuda_executor.attention import AttentionName
 from paceline.models.cuda_executor.parallel.assignment import CudaAssignment
 from paceline.models.cuda_executor.parallel.leading import LeadingModel
 from paceline.models.dtypes import choose_dtype
+from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.torch_executor.parallel import Assignment, Layout, Rendezvous, devices_of_ranks, first_and_others
 from paceline.models.torch_executor.parallel.launch import Workers
 from paceline.models.torch_executor.parallel.ranks import Ranks

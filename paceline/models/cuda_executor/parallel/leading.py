@@ -14,9 +14,9 @@ from weakref import WeakSet, finalize
 import numpy as np
 
 from paceline.errors import InvalidParameter, WorkerDied
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import DrawnOutput, ForwardOutput, KVCache, Rows
 from paceline.models.chains import ChainDraft, Draws
-from paceline.models.config import ModelConfig
 from paceline.models.cuda_executor.graphs import wait_for
 from paceline.models.cuda_executor.laws.chains import packed
 from paceline.models.cuda_executor.model import CudaModel

@@ -2,5 +2,5 @@
 
 `formats.py` describes each kind of block, `unpack.py` reads the file's bytes, `pack.py` lays them out for the kernels,
 `kernels.py` compiles one kernel per kind and `product.py` calls it. Not for finding tensors in files
-(`models/gguf_file.py`).
+(`models/files/gguf_file.py`).
 """

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import InvalidParameter
-from paceline.models.checkpoint import Checkpoint, KeepsBlocks, StoredBlocks
+from paceline.models.files.checkpoint import Checkpoint, KeepsBlocks, StoredBlocks
 from paceline.models.numba_executor.blocks.formats import FORMATS, NAMES, PANEL, BlockFormat
 from paceline.models.numba_executor.blocks.pack import pack, panel_bytes
 from paceline.models.numba_executor.blocks.product import Blocks, with_kernels

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.models.config import ModelConfig
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.numba_executor.gemm import padded_rows
 from paceline.models.numba_executor.heads.pool import Pool
 from paceline.models.numba_executor.heads.program import (

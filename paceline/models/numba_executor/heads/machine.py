@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.rope import inverse_frequencies
 from paceline.models.base import PAGE_SIZE, Rows
-from paceline.models.config import ModelConfig
 from paceline.models.kernel_disk import keep_on_disk
 from paceline.models.numba_executor.attend import new_attention_scratch
 from paceline.models.numba_executor.executor import NOT_WEIGHED
@@ -23,7 +24,6 @@ from paceline.models.numba_executor.kernel import kernel_sources, machine_code
 from paceline.models.numba_executor.kv_cache import GROUP, NumbaCache, flat, new_kv_cache
 from paceline.models.numba_executor.operand import activations_of, new_operand
 from paceline.models.numba_executor.team import Team
-from paceline.models.rope import inverse_frequencies
 
 
 @cache

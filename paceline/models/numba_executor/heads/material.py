@@ -7,7 +7,7 @@ possible; rows of the output head for a draft vocabulary are packed again, once.
 import numpy as np
 
 from paceline.errors import InvalidParameter, UnsupportedModel
-from paceline.models.config import ModelConfig
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.heads.record import HeadRecord
 from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor.executor import NumbaModel

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.models.config import ModelConfig
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.rope import inverse_frequencies
 from paceline.models.heads.record import HeadConfig
-from paceline.models.rope import inverse_frequencies
 
 
 class Norm(nn.Module):

@@ -10,8 +10,8 @@ from functools import partial
 import torch
 
 from paceline.errors import InvalidParameter
-from paceline.models.checkpoint import Checkpoint
 from paceline.models.dtypes import choose_dtype
+from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.processors import usable_cores
 from paceline.models.torch_executor.parallel.launch import (
     Elsewhere,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from paceline.errors import InvalidParameter
-from paceline.models.config import ModelConfig
-from paceline.models.tensor_names import tensor_shapes
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.tensor_names import tensor_shapes
 from paceline.models.torch_executor.shard import Shard, check_tensor_parallel_size
 
 

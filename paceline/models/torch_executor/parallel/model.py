@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from paceline.errors import InvalidParameter
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import NORMED, PAGE_SIZE, ForwardOutput, KVCache, Rows, checked_layers
-from paceline.models.config import ModelConfig
 from paceline.models.dtypes import DtypeChoice
 from paceline.models.rows import Part, build_rows
 from paceline.models.torch_executor.model import check_rows

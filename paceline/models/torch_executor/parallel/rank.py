@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.models.base import ForwardOutput, Rows
-from paceline.models.checkpoint import Checkpoint
+from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.torch_executor.cache import TorchKVCache
 from paceline.models.torch_executor.model import Stage, last_taps
 from paceline.models.torch_executor.parallel.links import Links

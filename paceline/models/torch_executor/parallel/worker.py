@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline.models.checkpoint import Checkpoint
+from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.torch_executor.parallel.layout import Layout
 from paceline.models.torch_executor.parallel.links import Links, Rendezvous
 from paceline.models.torch_executor.parallel.messages import Command, Message

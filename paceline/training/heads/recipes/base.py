@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.models.config import ModelConfig
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.heads.record import HeadConfig, HeadRecord, TargetPrint
 from paceline.training.heads.batches import Batch, make_batch
 from paceline.training.heads.evaluate import evaluate

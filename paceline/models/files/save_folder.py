@@ -13,10 +13,10 @@ import numpy as np
 
 from paceline.disk import in_one_move
 from paceline.errors import UnsupportedModel
-from paceline.models.config import ModelConfig
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.files.sources import check_complete, transformers_sources
 from paceline.models.heads.tensor_file import write_safetensors
-from paceline.models.sources import check_complete, transformers_sources
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.text.tokenizer import Tokenizer
 
 CARD = "paceline.json"
 """Name of the file that describes how a model was made."""

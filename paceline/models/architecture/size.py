@@ -3,8 +3,8 @@
 from dataclasses import replace
 from math import prod
 
-from paceline.models.config import ModelConfig
-from paceline.models.tensor_names import tensor_shapes
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.tensor_names import tensor_shapes
 
 _BYTES = {"gguf": 0.6, "int8": 1, "w8a8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes per stored weight by dtype; ``gguf`` is that of most files of 4-bit blocks."""

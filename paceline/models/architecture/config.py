@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from paceline.models.experts import Experts, experts_from_gguf, experts_from_hf
-from paceline.models.families import FAMILIES, family_of_gguf, unknown_architecture
-from paceline.models.family import MOST_LAYERS, Family
+from paceline.models.architecture.experts import Experts, experts_from_gguf, experts_from_hf
+from paceline.models.architecture.families import FAMILIES, family_of_gguf, unknown_architecture
+from paceline.models.architecture.family import MOST_LAYERS, Family
+from paceline.models.architecture.rope import DEFAULT_THETA, rope_from_gguf, rope_from_hf
+from paceline.models.architecture.windows import windows_from_gguf, windows_from_hf
 from paceline.models.fields import LARGEST, Fields, refuse, shown
-from paceline.models.rope import DEFAULT_THETA, rope_from_gguf, rope_from_hf
-from paceline.models.windows import windows_from_gguf, windows_from_hf
 
 SUPPORTED_MODEL_TYPES = tuple(FAMILIES)
 """transformers' ``model_type`` of every family that can be run; GGUF calls mistral and mixtral ``llama``."""

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 from paceline.errors import CorruptWeights, UnsupportedModel
 from paceline.models.fields import Fields, shown
-from paceline.models.gguf_words import word_cut
+from paceline.models.text.gguf_words import word_cut
 
 _LONGEST_PIECE = 512
 """Most characters of a SentencePiece token, since every way to split it is tried."""

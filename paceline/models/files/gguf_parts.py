@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from paceline.errors import CorruptWeights, ModelNotFound
 from paceline.models.fields import Fields, shown
-from paceline.models.gguf_header import GGUFHeader, read_header
+from paceline.models.files.gguf_header import GGUFHeader, read_header
 
 PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 """Pattern of the names of parts."""

@@ -14,17 +14,23 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
-from paceline.models.bfloat16 import from_bfloat16
-from paceline.models.checkpoint import StoredBlocks, finite
-from paceline.models.config import ModelConfig
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.tensor_names import check_depth
 from paceline.models.fields import is_text, shown
-from paceline.models.fingerprint import fingerprint_of
-from paceline.models.int4_tensors import Int4Matrix, scheme_of
+from paceline.models.files.bfloat16 import from_bfloat16
+from paceline.models.files.checkpoint import StoredBlocks, finite
+from paceline.models.files.fingerprint import fingerprint_of
+from paceline.models.files.int4_tensors import Int4Matrix, scheme_of
+from paceline.models.files.mxfp4_tensors import Mxfp4Matrix
+from paceline.models.files.safetensors_header import BYTES_PER_VALUE, StoredTensor, experts_apart, read_headers
+from paceline.models.files.sources import (
+    Source,
+    base_prefix,
+    check_complete,
+    check_transformers_layers,
+    transformers_sources,
+)
 from paceline.models.json_file import read_json
-from paceline.models.mxfp4_tensors import Mxfp4Matrix
-from paceline.models.safetensors_header import BYTES_PER_VALUE, StoredTensor, experts_apart, read_headers
-from paceline.models.sources import Source, base_prefix, check_complete, check_transformers_layers, transformers_sources
-from paceline.models.tensor_names import check_depth
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"

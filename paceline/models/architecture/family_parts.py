@@ -6,7 +6,7 @@ for what all families have in common (`config.py`).
 
 from typing import Any
 
-from paceline.models.family import MOST_LAYERS, SWIGLU_ALPHA, SWIGLU_LIMIT
+from paceline.models.architecture.family import MOST_LAYERS, SWIGLU_ALPHA, SWIGLU_LIMIT
 from paceline.models.fields import Fields, refuse
 
 

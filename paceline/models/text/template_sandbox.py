@@ -14,7 +14,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from paceline.models.template_meter import (
+from paceline.models.text.template_meter import (
     TemplateTooLarge,
     charged,
     check_arguments,

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from paceline.errors import CorruptWeights
-from paceline.models.config import ModelConfig
+from paceline.models.architecture.config import ModelConfig
 
 
 class Checkpoint(Protocol):

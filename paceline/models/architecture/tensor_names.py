@@ -7,8 +7,8 @@ this list, and executors load by it; `sources.py` maps it to the tensors of a fi
 from collections.abc import Iterator
 
 from paceline.errors import CorruptWeights
-from paceline.models.config import ModelConfig
-from paceline.models.experts import expert_shapes
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.experts import expert_shapes
 
 Named = tuple[str, tuple[int, ...]]
 

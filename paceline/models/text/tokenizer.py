@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeVar
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import InvalidParameter
-from paceline.models.chat_template import ChatTemplate
 from paceline.models.fields import Fields
-from paceline.models.gguf_vocabulary import backend_from_gguf
+from paceline.models.text.chat_template import ChatTemplate
+from paceline.models.text.gguf_vocabulary import backend_from_gguf
 
 Scheme = Literal["byte_level", "sentencepiece"]
 """How a token's name spells its bytes: GPT-2's letters for bytes, or text with ``▁`` for a space and ``<0x0A>``."""

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import CorruptWeights
-from paceline.models.checkpoint import StoredBlocks, finite
-from paceline.models.config import ModelConfig
-from paceline.models.fingerprint import fingerprint_of
-from paceline.models.gguf_header import BLOCKS, TensorEntry
-from paceline.models.gguf_parts import read_parts
-from paceline.models.sources import Source, check_complete, check_gguf_layers, gguf_sources
-from paceline.models.tensor_names import check_depth
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.tensor_names import check_depth
+from paceline.models.files.checkpoint import StoredBlocks, finite
+from paceline.models.files.fingerprint import fingerprint_of
+from paceline.models.files.gguf_header import BLOCKS, TensorEntry
+from paceline.models.files.gguf_parts import read_parts
+from paceline.models.files.sources import Source, check_complete, check_gguf_layers, gguf_sources
 
 _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
 """Tensors of divisors of the inverse frequencies: Llama 3's, and LongRoPE's within the original context."""

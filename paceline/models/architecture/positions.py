@@ -5,8 +5,8 @@ Not for reading rotary settings from a configuration (`rope.py`).
 
 import numpy as np
 
-from paceline.models.config import ModelConfig
-from paceline.models.rope import inverse_frequencies
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.rope import inverse_frequencies
 
 NO_TABLE = -1
 

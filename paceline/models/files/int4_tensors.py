@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel
-from paceline.models.checkpoint import StoredBlocks, finite
 from paceline.models.fields import shown
-from paceline.models.mxfp4_tensors import Mxfp4Scheme
+from paceline.models.files.checkpoint import StoredBlocks, finite
+from paceline.models.files.mxfp4_tensors import Mxfp4Scheme
 
 _PER_WORD = 8
 _BLOCK = 32

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import UnsupportedModel
-from paceline.models import family_parts as parts
-from paceline.models.family import Family
+from paceline.models.architecture import family_parts as parts
+from paceline.models.architecture.family import Family
 from paceline.models.fields import shown
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")

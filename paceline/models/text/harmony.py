@@ -8,7 +8,7 @@ else is the answer. Not for prompts, which the model's chat template writes.
 import json
 import re
 
-from paceline.models.tokenizer import StreamDecoder, Tokenizer
+from paceline.models.text.tokenizer import StreamDecoder, Tokenizer
 
 FINAL = "<|channel|>final<|message|>"
 """The tokens before the answer."""

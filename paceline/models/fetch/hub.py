@@ -15,11 +15,11 @@ from pathlib import PurePosixPath
 from urllib.parse import quote
 
 from paceline.errors import CorruptWeights, DownloadFailed, ModelNotFound, UnsupportedModel
+from paceline.models.fetch.hub_copies import COMMIT, FOLDER_FILES, HubFile, HubName, Pulled, note_pulled, reuse
+from paceline.models.fetch.transfer import Remote, fetch_file, read_url
 from paceline.models.fields import Fields, is_text
-from paceline.models.gguf_parts import part_names
-from paceline.models.hub_copies import COMMIT, FOLDER_FILES, HubFile, HubName, Pulled, note_pulled, reuse
+from paceline.models.files.gguf_parts import part_names
 from paceline.models.json_file import parse_object
-from paceline.models.transfer import Remote, fetch_file, read_url
 from paceline.types import Progress
 
 _PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import CorruptWeights
-from paceline.models.checkpoint import StoredBlocks
+from paceline.models.files.checkpoint import StoredBlocks
 
 _GROUP, _BYTES = 32, 16
 _LARGEST_EXPONENT = 252

@@ -12,10 +12,10 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import CorruptWeights, UnsupportedModel
-from paceline.models.added_tokens import NAMED_TOKENS, add_declared_tokens, token_settings
 from paceline.models.fields import Fields, is_text, refuse, shown
 from paceline.models.json_file import read_json, read_text
-from paceline.models.tokenizer import Scheme, Tokenizer
+from paceline.models.text.added_tokens import NAMED_TOKENS, add_declared_tokens, token_settings
+from paceline.models.text.tokenizer import Scheme, Tokenizer
 
 _DEEPEST = 8
 """Deepest nesting of decoders."""

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.errors import CorruptWeights
-from paceline.models.config import ModelConfig
-from paceline.models.families import family_of
-from paceline.models.family import GGUF_PARTS, Family
-from paceline.models.positions import rotary_dim
-from paceline.models.tensor_names import each_tensor
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.families import family_of
+from paceline.models.architecture.family import GGUF_PARTS, Family
+from paceline.models.architecture.positions import rotary_dim
+from paceline.models.architecture.tensor_names import each_tensor
 
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")

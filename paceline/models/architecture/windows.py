@@ -6,7 +6,7 @@ Not for what a window means to attention (`ModelConfig.windows`).
 
 from typing import Any
 
-from paceline.models.family import MOST_LAYERS, Family
+from paceline.models.architecture.family import MOST_LAYERS, Family
 from paceline.models.fields import Fields, refuse
 
 _SLIDING = "sliding_attention"

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from paceline.errors import InvalidParameter, UnsupportedModel
-from paceline.models.messages import plain_messages
+from paceline.models.text.messages import plain_messages
 
 _LONGEST_DATE = 1000
 _ABSENT = {"tools": None, "documents": None}
@@ -30,7 +30,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
-        from paceline.models.template_sandbox import BoundedEnvironment
+        from paceline.models.text.template_sandbox import BoundedEnvironment
 
         environment = BoundedEnvironment()
         environment.add_filter("tojson", _to_json)
@@ -60,8 +60,8 @@ class ChatTemplate:
         """
         from jinja2 import TemplateError
 
-        from paceline.models.template_meter import TemplateTooLarge, shortened
-        from paceline.models.template_sandbox import render_bounded
+        from paceline.models.text.template_meter import TemplateTooLarge, shortened
+        from paceline.models.text.template_sandbox import render_bounded
 
         known = {"messages": plain_messages(messages), "add_generation_prompt": add_generation_prompt}
         try:

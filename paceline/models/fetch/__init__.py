@@ -1,0 +1,1 @@
+"""Models from elsewhere: built-in ones, and those of a hub."""

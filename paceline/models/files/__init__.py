@@ -1,0 +1,1 @@
+"""Weights in files: GGUF and safetensors, read lazily, and folders that are written."""
