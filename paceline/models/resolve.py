@@ -1,7 +1,7 @@
 """Finds the weights and tokenizer of a model name: local folder, local GGUF file, built-in name or hub id, in order.
 
-For a hub id a pulled copy is used (`fetch/hub_copies.py`); without one the model is pulled now (`fetch/hub.py`), except that
-``owner/model`` without ``hf:`` is fetched by ``huggingface_hub`` where that is installed, into its shared cache.
+For a hub id a pulled copy is used (`fetch/hub_copies.py`); without one the model is pulled now (`fetch/hub.py`), except
+that ``owner/model`` without ``hf:`` is fetched by ``huggingface_hub`` where that is installed, into its shared cache.
 
 Not for reading formats (`files/`) nor for choosing an executor.
 """

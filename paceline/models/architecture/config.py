@@ -2,7 +2,7 @@
 
 Read from a ``config.json`` (`ModelConfig.from_hf`) or from GGUF metadata (`ModelConfig.from_gguf`); what sets families
 apart is in `families.py`. A setting that changes the computation and is not implemented is refused here. Not for
-weights (`checkpoint.py`) and not for how a model is run (`paceline.config`).
+weights (`files/checkpoint.py`) and not for how a model is run (`paceline.config`).
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """The model families that Paceline runs, as data: names of tensors, defaults, and the parts of their layers.
 
-The executors know parts, never families. Not for reading files (`config.py`, `sources.py`).
+The executors know parts, never families. Not for reading files (`config.py`, `files/sources.py`).
 """
 
 from collections.abc import Mapping
