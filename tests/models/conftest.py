@@ -80,7 +80,7 @@ def _configs():
             **SIZES, **WINDOW, head_dim=16, num_local_experts=6, num_experts_per_tok=3, eos_token_id=2,
             rope_parameters=YARN | {"truncate": False}),
         "ministral3": t.Ministral3Config(**SIZES, head_dim=16, eos_token_id=2, rope_parameters=YARN | {
-            "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}),
+            "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0}),
         "exaone4": t.Exaone4Config(**SIZES | many, **WINDOW),
         "exaone4-small": t.Exaone4Config(
             **SIZES, sliding_window=None, layer_types=["full_attention"] * 2, tie_word_embeddings=True,

@@ -319,17 +319,20 @@ def test_positions_only_in_layers_with_a_window():
             ModelConfig.from_gguf(pairs | {"exaone4.attention.sliding_window_pattern": wrong}, GGUF_SHAPES)
 
 
-def test_scaled_queries_end_the_context():
+def test_queries_grow_with_their_position():
     scaled = YARN | {"llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
     ministral = LLAMA | {"model_type": "ministral3"}
     ours = ModelConfig.from_hf(ministral | {"rope_parameters": scaled})
-    assert (ours.max_position_embeddings, ours.rope_factor) == (128, 1.0)
+    assert (ours.max_position_embeddings, ours.rope_factor) == (512, 1.0)
+    assert (ours.query_growth, ours.query_growth_every) == (0.1, 128)
     whole = ModelConfig.from_hf(ministral | {"rope_parameters": scaled | {"llama_4_scaling_beta": 0}})
-    assert whole.max_position_embeddings == 512
+    assert whole.query_growth == 0
+    with pytest.raises(UnsupportedModel, match="llama_4_scaling_beta"):
+        ModelConfig.from_hf(ministral | {"rope_parameters": scaled | {"llama_4_scaling_beta": -1}})
     asked = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128,
              "rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.1}  # fmt: skip
     same = ModelConfig.from_gguf(renamed("mistral3") | {f"mistral3.{k}": v for k, v in asked.items()}, GGUF_SHAPES)
-    assert (same.max_position_embeddings, same.rope_factor) == (128, 1.0)
+    assert (same.query_growth, same.query_growth_every, same.rope_factor) == (0.1, 128, 1.0)
 
 
 ACTIVATIONS = {

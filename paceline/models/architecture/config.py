@@ -55,6 +55,8 @@ class ModelConfig:
         parallel: attention and feed-forward read the same hidden states, and what both give is added.
         mlp: ``gated_clamped`` is gpt-oss's g sigmoid(A g) (clamp(up, -L, L) + 1), g = min(gate, L); see `SWIGLU_LIMIT`.
         attention_sinks: one more score per head and row, of a key without a value.
+        query_growth, query_growth_every: g (0 for none) and n of the factor 1 + g ln(1 + floor(position / n)) on
+            queries (Llama 4, Ministral 3).
         attention_scale: factor on attention scores; None for head_dim^-1/2. attention_softcap, logit_softcap: c of
             c tanh(x / c); 0 for none.
         embedding_scale, residual_scale, logit_scale: factors on embeddings, on the outputs of attention and
@@ -92,6 +94,8 @@ class ModelConfig:
     mlp: Literal["gated_silu", "gated_gelu_tanh", "gated_clamped", "gelu_tanh", "gelu"] = "gated_silu"
     position_embedding: Literal["rotary", "learned"] = "rotary"
     attention_sinks: bool = False
+    query_growth: float = 0.0
+    query_growth_every: int = 1
     attention_scale: float | None = None
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
@@ -160,7 +164,7 @@ class ModelConfig:
             and self.pre_norms and not self.post_norms and not self.windows and not self.layers_without_rope
             and self.rotary_dim is None and self.rope_factor == 1.0 and self.qk_norm_over == "head"
             and self.attention_scale is None and not self.attention_softcap and self.residual_scale == 1.0
-            and not self.attention_sinks and not self.parallel
+            and not self.attention_sinks and not self.parallel and not self.query_growth
         )  # fmt: skip
 
     def window(self, layer: int) -> int:

@@ -158,10 +158,12 @@ def _yarn(scaling: Fields, theta: float, dim: int, longest: int) -> dict[str, An
     if "mscale" in scaling and "mscale_all_dim" in scaling:
         growth = _growth(factor, scaling.number("mscale")) / _growth(factor, scaling.number("mscale_all_dim"))
     context = max(longest, int(min(original * factor, LARGEST)))
-    if scaling.number("llama_4_scaling_beta", 0.0, above=-LARGEST):  # scales later queries, which is not implemented
-        context = int(original)
+    queries = {}
+    if scaling.number("llama_4_scaling_beta", 0.0, above=-_LEAST) > 0:  # not of rotation, but stated beside it
+        queries = {"query_growth": scaling.number("llama_4_scaling_beta"),
+                   "query_growth_every": scaling.whole("original_max_position_embeddings", longest)}  # fmt: skip
     return {"rope_inv_freq_scale": scale, "rope_factor": scaling.number("attention_factor", growth),
-            "max_position_embeddings": context}  # fmt: skip
+            "max_position_embeddings": context, **queries}  # fmt: skip
 
 
 def _growth(factor: float, scale: float) -> float:

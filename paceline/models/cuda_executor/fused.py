@@ -250,6 +250,8 @@ class FusedAttention(nn.Module):
         keys, values = step.cache.keys[layer], step.cache.values[layer]
         angles = step.angles[self.table]
         query = place_heads(*projected, self._norms, angles, step.slots, keys, values, bias)  # type: ignore[call-arg]
+        if step.query_factors is not None:
+            query = (query * step.query_factors).to(query.dtype)
         return step.attend(query, keys, values, with_sinks(self.form, self.sinks)).flatten(1)
 
     @property

@@ -43,6 +43,7 @@ class Shape(NamedTuple):
 
     Attributes:
         attention_scale, attention_cap: of scores; a cap of 0 is none, here and for logits.
+        query_growth, query_growth_every: see `ModelConfig`.
         activation, gated: of the feed-forward, with or without a gate.
         layer_norm: norms take the mean away and have biases. pre_norms, post_norms: before and after attention and
             feed-forward. apart: what these give is normed or scaled before it is added. parallel: both read the same.
@@ -65,6 +66,8 @@ class Shape(NamedTuple):
     norm_top_k: bool
     attention_scale: np.float32
     attention_cap: np.float32 = np.float32(0)
+    query_growth: np.float32 = np.float32(0)
+    query_growth_every: int = 1
     activation: int = SILU
     gated: bool = True
     layer_norm: bool = False
@@ -172,6 +175,15 @@ class Scratch(NamedTuple):
 
 
 @kernel
+def _grow(query, start, size, position, shape):
+    """Multiply a query by the factor of its position."""
+    steps = np.float32(position // shape.query_growth_every)
+    factor = _ONE + shape.query_growth * np.log(_ONE + steps)
+    for i in range(start, start + size, v.LANES):
+        v.store(query, i, v.mul(v.load(query, i), v.splat(factor)))
+
+
+@kernel
 def _place_row(row, layer, shape, eps, weights, batch, qkv, keys, values):
     """Norm (where the model does) and rotate a row's queries and keys; write its key and value into the cache."""
     dim, half = shape.head_dim, shape.rotary // 2
@@ -187,6 +199,8 @@ def _place_row(row, layer, shape, eps, weights, batch, qkv, keys, values):
             norm_row(qkv, start + head * dim, norm, layer * dim, dim, eps, qkv, start + head * dim)
         if table >= 0:
             rotate(qkv, start + head * dim, weights.rope_cos, weights.rope_sin, angles, half)
+        if shape.query_growth > 0 and head < shape.heads:
+            _grow(qkv, start + head * dim, dim, batch.positions[row], shape)
     page, place = divmod(batch.slots[row], PAGE_SIZE)
     for head in range(shape.kv_heads):
         at = first_element(keys, shape, page, layer, head)

@@ -71,6 +71,8 @@ def shape_of(config: ModelConfig) -> Shape:
         norm_top_k=bool(config.experts and config.experts.norm_topk_prob),
         attention_scale=np.float32(config.attention_scale or dim**-0.5),
         attention_cap=np.float32(config.attention_softcap),
+        query_growth=np.float32(config.query_growth),
+        query_growth_every=config.query_growth_every,
         activation={"gated_silu": SILU, "gated_clamped": CLAMPED, "gelu": GELU_ERF}.get(config.mlp, GELU),
         gated=config.is_gated,
         layer_norm=config.norm == "layer",

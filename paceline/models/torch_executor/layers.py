@@ -27,12 +27,14 @@ class Pass:
         angles: of each rotary table the cosines and sines [M, 1, rotary_dim] of the rows' angles.
         slots: [M] cache slot that receives each row's key and value.
         attend: attention over the cache slots that each row attends to.
+        query_factors: [M, 1, 1] factors on the rows' queries; None for none.
     """
 
     angles: Sequence[tuple[Tensor, Tensor]]
     slots: Tensor
     attend: Attends
     cache: TorchKVCache
+    query_factors: Tensor | None = None
 
 
 class RMSNorm(nn.Module):
@@ -114,6 +116,8 @@ class Attention(nn.Module):
         key = self._normed(self.key(x), self.key_norm, self.key_heads)
         if self.table != NO_TABLE:
             query, key = rotate(query, *step.angles[self.table]), rotate(key, *step.angles[self.table])
+        if step.query_factors is not None:
+            query = (query * step.query_factors).to(query.dtype)
         keys, values = step.cache.keys[layer], step.cache.values[layer]
         keys[step.slots] = key
         values[step.slots] = self.value(x).view(-1, self.key_heads, self.head_dim)

@@ -144,7 +144,15 @@ class Stage:
         """The `Pass` over rows at `positions` [M] whose keys and values are stored in `slots` [M]."""
         tables = zip(self._frequencies, growths(self.shard.config), strict=True)
         angles = [angles_of(positions, table, factor) for table, factor in tables]
-        return Pass(angles, slots, attend, cache)
+        return Pass(angles, slots, attend, cache, self._query_factors(positions))
+
+    def _query_factors(self, positions: Tensor) -> Tensor | None:
+        """See `Pass`."""
+        config = self.shard.config
+        if not config.query_growth:
+            return None
+        steps = torch.floor(positions / config.query_growth_every)
+        return (1 + config.query_growth * torch.log1p(steps))[:, None, None]
 
     def run_layers(self, x: Tensor, step: Pass, taps: tuple[int, ...]) -> tuple[Tensor, Taps]:
         """As `run`, for a pass whose tensors are on the device already."""

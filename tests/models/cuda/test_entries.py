@@ -145,6 +145,7 @@ FAMILIES = {
     ),
     "clamped": two_layers(mlp="gated_clamped"),
     "parallel": two_layers(parallel=True),
+    "ministral": two_layers(query_growth=0.3, query_growth_every=2),
     "neox": two_layers(parallel=True, norm="layer", norm_bias=False, mlp="gelu", mlp_bias=True, rotary_dim=4),
 }
 ROWS = build_rows([Part((2, 0), 0, [5, 60, 7], logits="last"), Part((1,), 0, [9])])
