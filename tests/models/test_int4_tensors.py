@@ -119,7 +119,7 @@ def test_other_quantisations_are_refused_by_name():
     for quantization, words in [
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
         ({"quant_method": "gptq", "bits": 3}, "gptq.*bits 3"),
-        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "fbgemm_fp8"}, "fbgemm_fp8"),
         (CT | {"format": "float-quantized"}, "float-quantized"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "gptq.*marlin"),
         ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "gptq"),

@@ -16,6 +16,7 @@ import numpy as np
 from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel
 from paceline.models.fields import shown
 from paceline.models.files.checkpoint import StoredBlocks, finite
+from paceline.models.files.fp8_tensors import fp8_of
 from paceline.models.files.mxfp4_tensors import Mxfp4Scheme
 
 _PER_WORD = 8
@@ -161,7 +162,7 @@ def _in_runs(order: np.ndarray, count: int) -> bool:
 
 
 def scheme_of(config: Mapping[str, Any]) -> Int4Scheme | Mxfp4Scheme | None:
-    """The scheme in the ``quantization_config`` of a config.json; None for an unquantised model.
+    """The scheme in the ``quantization_config`` of a config.json; None for a model without 4-bit layers.
 
     Raises:
         UnsupportedModel: the model is quantised in a way that is not supported.
@@ -182,10 +183,12 @@ def scheme_of(config: Mapping[str, Any]) -> Int4Scheme | Mxfp4Scheme | None:
         return Int4Scheme("compressed-tensors", "weight_packed", order="weight_g_idx")
     if method == "mxfp4":
         return Mxfp4Scheme()
+    if fp8_of(config) is not None:
+        return None
     raise UnsupportedModel(
         f"quantization_config: {method!r} ({_kind_of(quantization)}) is not implemented, only 4-bit gptq, awq "
-        "(gemm), compressed-tensors (pack-quantized, weights only) and mxfp4; take one of these, a GGUF file, or the "
-        "unquantised model"
+        "(gemm), compressed-tensors (pack-quantized, weights only), mxfp4 and fp8; take one of these, a GGUF file, or "
+        "the unquantised model"
     )
 
 
