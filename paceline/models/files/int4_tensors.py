@@ -15,8 +15,8 @@ import numpy as np
 
 from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel
 from paceline.models.fields import shown
+from paceline.models.files.byte_tensors import bytes_of
 from paceline.models.files.checkpoint import StoredBlocks, finite
-from paceline.models.files.fp8_tensors import fp8_of
 from paceline.models.files.mxfp4_tensors import Mxfp4Scheme
 
 _PER_WORD = 8
@@ -183,12 +183,12 @@ def scheme_of(config: Mapping[str, Any]) -> Int4Scheme | Mxfp4Scheme | None:
         return Int4Scheme("compressed-tensors", "weight_packed", order="weight_g_idx")
     if method == "mxfp4":
         return Mxfp4Scheme()
-    if fp8_of(config) is not None:
+    if bytes_of(config) is not None:
         return None
     raise UnsupportedModel(
         f"quantization_config: {method!r} ({_kind_of(quantization)}) is not implemented, only 4-bit gptq, awq "
-        "(gemm), compressed-tensors (pack-quantized, weights only), mxfp4 and fp8; take one of these, a GGUF file, or "
-        "the unquantised model"
+        "(gemm), compressed-tensors (pack-quantized, weights only), mxfp4, and weights of 8 bits (fp8, symmetric "
+        "integers of compressed-tensors); take one of these, a GGUF file, or the unquantised model"
     )
 
 

@@ -18,9 +18,9 @@ from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.tensor_names import check_depth
 from paceline.models.fields import is_text, shown
 from paceline.models.files.bfloat16 import from_bfloat16
+from paceline.models.files.byte_tensors import FLOAT, SCALES, WHOLE, bytes_of
 from paceline.models.files.checkpoint import StoredBlocks, finite
 from paceline.models.files.fingerprint import fingerprint_of
-from paceline.models.files.fp8_tensors import SCALES, fp8_of
 from paceline.models.files.int4_tensors import Int4Matrix, scheme_of
 from paceline.models.files.mxfp4_tensors import Mxfp4Matrix
 from paceline.models.files.safetensors_header import BYTES_PER_VALUE, StoredTensor, experts_apart, read_headers
@@ -36,7 +36,6 @@ from paceline.models.json_file import read_json
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _WHOLE = {"I32": np.int32, "I64": np.int64, "U8": np.uint8}
-_FP8 = "F8_E4M3"
 _WIDENED = "F32"
 """Storage that 4-bit layers report where their groups are not contiguous, so that they have no blocks."""
 _LONGEST_NAME = 255
@@ -59,7 +58,7 @@ class SafetensorsCheckpoint:
         if _OF_HEADS & values.keys():
             remedy = "draft with it, as --draft-model beside --draft head"
             raise UnsupportedModel(f"{folder}: is a draft head and not a model; {remedy}")
-        self._config, self._int4, self._fp8 = ModelConfig.from_hf(values), scheme_of(values), fp8_of(values)
+        self._config, self._int4, self._bytes = ModelConfig.from_hf(values), scheme_of(values), bytes_of(values)
         weight_map = _weight_map(self._folder)
         self._files = _weight_files(self._folder, weight_map)
         entries = read_headers(self._files, weight_map)
@@ -149,9 +148,9 @@ class SafetensorsCheckpoint:
 
     def _floats(self, name: str) -> np.ndarray:
         entry = self._entry(name)
-        if entry.storage == _FP8 and self._fp8 is not None and len(entry.shape) == 2:
-            return self._fp8.widened(name, entry.stored().reshape(entry.shape), self._fp8_scale(name))
-        if entry.storage not in BYTES_PER_VALUE or entry.storage in (*_WHOLE, _FP8):
+        if self._bytes is not None and entry.storage == self._bytes.storage and len(entry.shape) == 2:
+            return self._bytes.widened(name, entry.stored().reshape(entry.shape), self._scale(name))
+        if entry.storage not in BYTES_PER_VALUE or entry.storage in (*_WHOLE, FLOAT, WHOLE):
             raise UnsupportedModel(
                 f"{self._folder}: {name} is stored as {entry.storage}; take the model in bfloat16, float16 or float32"
             )
@@ -162,8 +161,8 @@ class SafetensorsCheckpoint:
         kind = np.float32 if entry.storage == "F32" else np.float16
         return np.frombuffer(entry.data, kind, count, entry.start).astype(np.float32).reshape(entry.shape)
 
-    def _fp8_scale(self, name: str) -> np.ndarray:
-        """The scale of a layer in 8-bit floats, finite."""
+    def _scale(self, name: str) -> np.ndarray:
+        """The scale of a layer of 8 bits, finite."""
         names = [name.removesuffix("weight") + scale for scale in SCALES]
         found = next((each for each in names if each in self._entries), names[0])
         return finite(self._floats(found), found, self._folder)

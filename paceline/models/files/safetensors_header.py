@@ -18,7 +18,7 @@ from paceline.errors import CorruptWeights
 from paceline.models.fields import is_text, shown
 from paceline.models.json_file import parse_object
 
-BYTES_PER_VALUE = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "U8": 1, "F8_E4M3": 1}
+BYTES_PER_VALUE = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "U8": 1, "I8": 1, "F8_E4M3": 1}
 """Of the number formats that are read."""
 _LENGTH_BYTES = 8
 _LONGEST_TYPE = 16

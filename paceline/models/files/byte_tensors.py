@@ -1,4 +1,5 @@
-"""8-bit floats (E4M3) in safetensors folders, as Qwen, Mistral and compressed-tensors publish them.
+"""Weights of 8 bits in safetensors folders: floats (E4M3), as Qwen, Mistral and compressed-tensors publish them, and
+the integers of compressed-tensors.
 
 A linear layer is a matrix of bytes beside its scale: one number, one for each row, or one for each block of rows and
 columns. Weights are widened when they are read; what such files say of activations, which others round to 8 bits too,
@@ -13,6 +14,8 @@ import numpy as np
 
 from paceline.errors import CorruptWeights
 
+FLOAT, WHOLE = "F8_E4M3", "I8"
+"""safetensors' names of the two formats."""
 SCALES = ("weight_scale_inv", "weight_scale")
 """Names of a layer's scale; either is multiplied by."""
 _BLOCK = (128, 128)
@@ -30,13 +33,19 @@ def _values() -> np.ndarray:
     return np.where(byte < 128, magnitude, -magnitude).astype(np.float32)
 
 
-_VALUES = _values()
+_VALUES = {FLOAT: _values(), WHOLE: np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)}
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Scheme:
-    """How a folder's layers of 8-bit floats are scaled: `block` are the rows and columns of a block."""
+class ByteScheme:
+    """How a folder's layers of 8 bits are stored.
 
+    Attributes:
+        storage: safetensors' name of the format.
+        block: rows and columns of a block with one scale.
+    """
+
+    storage: str = FLOAT
     block: tuple[int, int] = _BLOCK
 
     def widened(self, layer: str, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -50,35 +59,39 @@ class Fp8Scheme:
         Raises:
             CorruptWeights: the scale fits none of these.
         """
-        rows, columns = codes.shape
+        (rows, columns), values = codes.shape, _VALUES[self.storage][codes]
         if scale.size == 1:
-            return _VALUES[codes] * scale.reshape(())
+            return values * scale.reshape(())
         if scale.size == rows and scale.shape[0] == rows:
-            return _VALUES[codes] * scale.reshape(rows, 1)
+            return values * scale.reshape(rows, 1)
         if scale.shape != (-(-rows // self.block[0]), -(-columns // self.block[1])):
             raise CorruptWeights(
                 f"{layer}: a scale of shape {scale.shape} does not fit 8-bit weights {codes.shape}; download it again"
             )
         wide = np.repeat(np.repeat(scale, self.block[0], axis=0)[:rows], self.block[1], axis=1)[:, :columns]
-        return _VALUES[codes] * wide
+        return values * wide
 
 
-def fp8_of(config: Mapping[str, Any]) -> Fp8Scheme | None:
+def bytes_of(config: Mapping[str, Any]) -> ByteScheme | None:
     """The scheme in the ``quantization_config`` of a config.json; None for a model in other numbers."""
     quantization = config.get("quantization_config")
     if not isinstance(quantization, Mapping):
         return None
     if quantization.get("quant_method") == "fp8":
-        return Fp8Scheme(_block(quantization.get("weight_block_size")))
-    if quantization.get("quant_method") != "compressed-tensors" or quantization.get("format") != "float-quantized":
+        return ByteScheme(FLOAT, _block(quantization.get("weight_block_size")))
+    kinds = {"float-quantized": (FLOAT, "float"), "int-quantized": (WHOLE, "int")}
+    if quantization.get("quant_method") != "compressed-tensors" or quantization.get("format") not in kinds:
         return None
+    storage, kind = kinds[quantization["format"]]
     if quantization.get("transform_config") or quantization.get("sparsity_config"):
         return None
     groups = quantization.get("config_groups")
     weights = [_of_weights(group) for group in groups.values()] if isinstance(groups, Mapping) else []
-    if not weights or not all((each.get("num_bits"), each.get("type")) == (8, "float") for each in weights):
+    if not weights or not all((each.get("num_bits"), each.get("type", "int")) == (8, kind) for each in weights):
         return None
-    return Fp8Scheme(_block(weights[0].get("block_structure")))
+    if not all(each.get("symmetric", True) for each in weights):  # there would be zero points
+        return None
+    return ByteScheme(storage, _block(weights[0].get("block_structure")))
 
 
 def _of_weights(group: Any) -> Mapping[str, Any]:

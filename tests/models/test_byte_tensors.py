@@ -1,4 +1,4 @@
-"""Folders of 8-bit floats: the numbers of PyTorch's own type, times scales of a matrix, of rows and of blocks."""
+"""Folders of 8 bits: the numbers of PyTorch's own types, times scales of a matrix, of rows and of blocks."""
 
 import json
 
@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from paceline.errors import CorruptWeights, UnsupportedModel
 from paceline.models.dtypes import choose_dtype
-from paceline.models.files.fp8_tensors import Fp8Scheme
+from paceline.models.files.byte_tensors import ByteScheme
 from paceline.models.files.safetensors_folder import SafetensorsCheckpoint
 from tests.fakes import RandomCheckpoint
 
@@ -21,6 +21,10 @@ FORMS = {
     "matrix": ({"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}, "weight_scale_inv"),
     "blocks": ({"quant_method": "fp8", "weight_block_size": [32, 48]}, "weight_scale_inv"),
     "rows": (CT | {"config_groups": {"group_0": {"weights": WEIGHTS}}}, "weight_scale"),
+    "integers": (
+        CT | {"format": "int-quantized", "config_groups": {"a": {"weights": {"num_bits": 8, "type": "int"}}}},
+        "weight_scale",
+    ),
 }
 NAME = "model.layers.0.mlp.up_proj.weight"
 
@@ -35,8 +39,9 @@ def write(folder, form, change=None):
         if "_proj." not in name:
             tensors[name] = values
             continue
-        codes, (rows, columns) = (20 * values).to(torch.float8_e4m3fn), values.shape
-        shape = {"matrix": (), "rows": (rows, 1), "blocks": (-(-rows // 32), -(-columns // 48))}[form]
+        kind, (rows, columns) = torch.int8 if form == "integers" else torch.float8_e4m3fn, values.shape
+        codes = (20 * values).to(kind)
+        shape = {"matrix": (), "blocks": (-(-rows // 32), -(-columns // 48))}.get(form, (rows, 1))
         scale = torch.rand(shape, generator=make) / 20
         wide = (
             scale.repeat_interleave(32, 0)[:rows].repeat_interleave(48, 1)[:, :columns] if form == "blocks" else scale
@@ -53,7 +58,7 @@ def write(folder, form, change=None):
 def test_every_byte_is_pytorchs_number():
     codes = np.arange(256, dtype=np.uint8)[None]
     want = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
-    np.testing.assert_array_equal(Fp8Scheme().widened("x", codes, np.ones(1, np.float32)), want)
+    np.testing.assert_array_equal(ByteScheme().widened("x", codes, np.ones(1, np.float32)), want)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -63,7 +68,7 @@ def test_layers_are_widened_with_their_scales(form, tmp_path):
     for name, values in expected.items():
         np.testing.assert_allclose(checkpoint.tensor(name), values, rtol=1e-6)
         assert checkpoint.blocks(name) is None
-    assert checkpoint.storage == "F8_E4M3"
+    assert checkpoint.storage == ("I8" if form == "integers" else "F8_E4M3")
     assert choose_dtype("auto", checkpoint, "numba", "cpu").name == "bfloat16"
 
 
@@ -88,7 +93,8 @@ def test_without_a_scheme_they_are_refused(tmp_path):
     with pytest.raises(UnsupportedModel, match="F8_E4M3"):
         SafetensorsCheckpoint(tmp_path).tensor(NAME)
     turned = FORMS["rows"][0] | {"transform_config": {"config_groups": {}}}
-    for unknown in (CT, turned):
+    shifted = CT | {"config_groups": {"a": {"weights": WEIGHTS | {"symmetric": False}}}}
+    for unknown in (CT, turned, shifted):
         (tmp_path / "config.json").write_text(json.dumps(HF | {"quantization_config": unknown}))
         with pytest.raises(UnsupportedModel, match=r"compressed-tensors.*float-quantized"):
             SafetensorsCheckpoint(tmp_path)
