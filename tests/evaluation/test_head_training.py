@@ -11,20 +11,32 @@ from typer.testing import CliRunner
 from paceline.cli.durations import seconds_of
 from paceline.cli.main import app
 from paceline.cli.train_options import _benchmark as benchmark_of
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.models.architecture.experts import Experts
 from paceline.models.base import NORMED
 from paceline.models.heads.files import read_head
 from paceline.models.heads.fingerprint import target_print
+from paceline.models.resolve import ModelSource
 from paceline.training.heads import conversations
 from paceline.training.heads.conversations import Conversation
 from paceline.training.heads.recipes import RECIPES
 from paceline.training.heads.shards import TapStore
+from paceline.training.heads.target import training_target
 from tests.evaluation.test_head_data import ChattyTokenizer
-from tests.fakes import RandomCheckpoint, small_config
+from tests.fakes import RandomCheckpoint, mixture_config, small_config
+
+MIXTURE = mixture_config("gpt_oss", experts=Experts(8, 2, True, bias=True), mlp="gated_clamped", attention_sinks=True,
+                         attention_bias=True, attention_out_bias=True, windows=(8, 0, 8))  # fmt: skip
+OTHERS = {
+    "olmo2": small_config("olmo2", pre_norms=False, post_norms=True, qk_norm=True, qk_norm_over="all"),
+    "phi3": small_config("phi3", rotary_dim=8, windows=(9, 9, 9)),
+    "gpt_oss": MIXTURE,
+}
+"""Targets whose layers no published layout of heads can express."""
 
 
 @pytest.fixture
-def machine(monkeypatch):
+def machine(monkeypatch, request):
     """A random model under every name, quick writing, and every third prompt held out."""
     pytest.importorskip("torch")
     from paceline.evaluation import head_data, head_training
@@ -33,7 +45,7 @@ def machine(monkeypatch):
     from paceline.models.torch_executor import TorchModel
 
     monkeypatch.setattr(ChattyTokenizer, "chat_template", "U:..|A:", raising=False)
-    checkpoint = RandomCheckpoint(small_config())
+    checkpoint = RandomCheckpoint(getattr(request, "param", None) or small_config())
     source = resolve.ModelSource("random", checkpoint, ChattyTokenizer())  # type: ignore[arg-type]
     monkeypatch.setattr(head_training, "load", lambda *_: LoadedModel(source, TorchModel(checkpoint)))
     monkeypatch.setattr(resolve, "resolve_model", lambda name: source)
@@ -333,6 +345,30 @@ def test_a_head_of_eagle_goes_on_with_chains_of_its_length(machine, tmp_path):
     assert [len(one["greedy"]) for one in json.loads(found.stdout)["curve"]] == [2, 2]
     longest = read_head(tmp_path / "head").config.max_positions
     assert read_head(tmp_path / "second").config.max_positions == longest
+
+
+@pytest.mark.parametrize("machine", OTHERS.values(), ids=OTHERS, indirect=True)
+def test_targets_with_other_layers_have_heads_of_plain_ones(machine, tmp_path):
+    prompts, folder = tmp_path / "prompts.txt", tmp_path / "head"
+    prompts.write_text("\n".join(f"say {i}" for i in range(12)))
+    common = ["eagle3", "--prompts", prompts, "--work", tmp_path / "work", "--tokens", 100, "--threads", 1]
+    found = run(*common, "--steps", 1, "-o", folder)
+    assert found.exit_code == 0, found.output
+    record, target = read_head(folder), machine.checkpoint.config
+    layer: Any = record.config.layer
+    assert layer.has_plain_layers and layer.num_attention_heads == target.num_attention_heads
+    assert 0 <= dict(record.card)["check"]["acceptance"] <= 1  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"embedding_scale": 2.0}, "embedding_scale: 2.0"), ({"logit_scale": 0.5}, "logit_scale: 0.5"),
+     ({"logit_softcap": 30.0}, "logit_softcap: 30.0"), ({"norm": "layer"}, "norm: layer")],
+)  # fmt: skip
+def test_targets_whose_ends_heads_cannot_share_are_named(changes, named):
+    source = ModelSource("random", RandomCheckpoint(small_config(**changes)), ChattyTokenizer())  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedModel, match=named):
+        training_target(source)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,19 @@ def _within_window(config: ModelConfig) -> ModelConfig:
     return replace(config, windows=(), max_position_embeddings=longest)
 
 
+def plain_layers(config: ModelConfig) -> ModelConfig:
+    """`config` if layouts of heads can express its layers; else Llama's layers of the same sizes.
+
+    Heads are made of these where their target has windows, sinks, norms elsewhere and the like.
+    """
+    if config.has_plain_layers:
+        return config
+    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+            "num_key_value_heads", "head_dim", "norm_eps", "max_position_embeddings", "rope_theta",
+            "tie_word_embeddings", "bos_token_id", "eos_token_ids", "experts")  # fmt: skip
+    return ModelConfig("llama", **{name: getattr(config, name) for name in kept})
+
+
 def layer_values(config: ModelConfig, num_layers: int) -> dict[str, Any]:
     """transformers' keys for `num_layers` layers of `config`.
 

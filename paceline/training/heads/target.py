@@ -3,7 +3,9 @@
 import torch
 
 from paceline.errors import UnsupportedModel
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.heads.fingerprint import target_print
+from paceline.models.heads.layer_config import plain_layers
 from paceline.models.resolve import ModelSource
 from paceline.models.torch_executor.model import usable_device
 from paceline.training.heads.recipes.base import Target
@@ -13,24 +15,39 @@ def training_target(source: ModelSource, device: str = "cpu") -> Target:
     """The tensors and sizes of a model that training heads for it needs, on `device`.
 
     Raises:
-        UnsupportedModel: the published layouts of heads cannot express the model's layers.
+        UnsupportedModel: the published layouts of heads cannot express the model's embeddings or logits.
         InvalidParameter: torch cannot put anything on the device.
     """
     place = usable_device(device)
     checkpoint = source.checkpoint
     config = checkpoint.config
-    if not config.has_plain_layers or config.embedding_scale != 1.0 or config.logit_softcap:
-        raise UnsupportedModel(
-            f"model_type: heads of a {config.model_type} target have no published layout; "
-            "train for a target whose layers are Llama's or Qwen's"
-        )
+    _check_ends(config)
     embedding = torch.from_numpy(checkpoint.tensor("model.embed_tokens.weight")).bfloat16()
     tied = config.tie_word_embeddings
     head = embedding if tied else torch.from_numpy(checkpoint.tensor("lm_head.weight")).bfloat16()
     norm = torch.from_numpy(checkpoint.tensor("model.norm.weight")).float()
     on_device = embedding.to(place)
     head = on_device if tied else head.to(place)
-    return Target(target_print(source), config, on_device, head, norm.to(place), _unused_token(source))
+    layers = plain_layers(config)
+    return Target(target_print(source), layers, on_device, head, norm.to(place), _unused_token(source))
+
+
+def _check_ends(config: ModelConfig) -> None:
+    """Refuse a model whose embeddings or logits are more than its tables say, which heads could not share.
+
+    Raises:
+        UnsupportedModel: naming what differs.
+    """
+    ends = {"norm": config.norm == "rms", "embedding_scale": config.embedding_scale == 1.0,
+            "logit_scale": config.logit_scale == 1.0, "logit_softcap": not config.logit_softcap}  # fmt: skip
+    for name, is_plain in ends.items():
+        if not is_plain:
+            problem = (
+                f"{getattr(config, name)} of a {config.model_type} target has no place in heads' published layouts"
+            )
+            raise UnsupportedModel(
+                f"{name}: {problem}; train for a target with RMS norms, embeddings and logits unscaled"
+            )
 
 
 def _unused_token(source: ModelSource) -> int:
