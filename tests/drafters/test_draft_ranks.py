@@ -17,7 +17,7 @@ from paceline.models.torch_executor import TorchModel  # noqa: E402
 from paceline.models.torch_executor.parallel import launch_model  # noqa: E402
 from paceline.theory.distributed_draft import Chip  # noqa: E402
 from paceline.types import SamplingParams  # noqa: E402
-from tests.fakes import ByteTokenizer, RandomCheckpoint, mixture_config, run_to_end, small_config  # noqa: E402
+from tests.fakes import ByteTokenizer, RandomCheckpoint, run_to_end, small_config  # noqa: E402
 
 TARGET, DRAFT = RandomCheckpoint(small_config()), RandomCheckpoint(small_config(num_hidden_layers=1), seed=1)
 CONFIG = EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 22, profile="none", tensor_parallel_size=2)
@@ -63,7 +63,8 @@ def test_a_target_on_ranks_knows_its_links(target):
     assert not isinstance(TorchModel(TARGET), RunsOnRanks)
     chip = target.model.chip(3)
     assert chip.bandwidth > 0 and chip.hop_seconds > 0
-    assert target.model.can_share(small_config()) and not target.model.can_share(mixture_config())
+    whole = small_config(qk_norm=True, qk_norm_over="all")
+    assert target.model.can_share(small_config()) and not target.model.can_share(whole)
 
 
 class OnRanks:

@@ -118,7 +118,7 @@ def test_prompts_longer_than_any_bucket_and_passes_without_questions(reference):
     assert by_position.forward(silent, by_position.new_cache(22)).logits.shape == (0, 131)
 
 
-def test_experts_run_without_graphs():
+def test_experts_run_without_graphs_where_there_are_no_kernels():
     checkpoint, rows = RandomCheckpoint(mixture_config()), mixed_batch(30)
     ours, theirs = model_of(checkpoint), TorchModel(checkpoint)
     cache = ours.new_cache(16)

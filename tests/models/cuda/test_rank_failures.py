@@ -16,7 +16,7 @@ from paceline.models.cuda_executor.parallel import launch_model, leading  # noqa
 from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.models.torch_executor.parallel.links import Links  # noqa: E402
 from paceline.models.torch_executor.parallel.messages import Command, integers  # noqa: E402
-from tests.fakes import RandomCheckpoint, mixture_config, small_config  # noqa: E402
+from tests.fakes import RandomCheckpoint, small_config  # noqa: E402
 
 from .batches import TREE, tokens_of  # noqa: E402
 from .threads import on_threads  # noqa: E402
@@ -137,8 +137,11 @@ def test_groups_of_ranks_are_ended_side_by_side():
     assert ended == ["data", "peers"]
 
 
+WHOLE = small_config(qk_norm=True, qk_norm_over="all")
+
+
 @pytest.mark.parametrize(
-    ("field", "options"), [("tensor_parallel_size", {"checkpoint": RandomCheckpoint(mixture_config())}),
+    ("field", "options"), [("tensor_parallel_size", {"checkpoint": RandomCheckpoint(WHOLE)}),
                            ("deterministic", {"attention": "sdpa", "deterministic": True})]
 )  # fmt: skip
 def test_what_cannot_be_shared_is_refused(field, options):
