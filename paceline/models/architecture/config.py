@@ -249,6 +249,8 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
         "experts": experts,
     }  # fmt: skip
     fields |= family.gguf_parts(own) | _gguf_tokens(metadata, vocab_size)
+    if "blk.0.attn_q_norm.weight" in shapes and not fields.get("qk_norm"):
+        raise refuse("attn_q_norm", f"a norm of queries is not implemented for {family.architecture}")
     if fields.get("position_embedding") != "learned":
         fields |= rope_from_gguf(own, head_dim, longest, rope_factors, family.yarn_truncates)
     fields |= windows_from_gguf(family, own, layers, fields["max_position_embeddings"])
