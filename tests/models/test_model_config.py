@@ -275,7 +275,7 @@ def test_what_a_gguf_file_cannot_ask_for(change, factors, named):
 @pytest.mark.parametrize("architecture", ["command-r", "stablelm"])
 def test_norms_of_queries_that_only_the_largest_models_have(architecture):
     """Command R+ and StableLM 2 12B, whose metadata do not say so."""
-    pairs = renamed(architecture) | {f"{architecture}.logit_scale": 0.1}
+    pairs = renamed(architecture) | {f"{architecture}.logit_scale": 0.1, f"{architecture}.use_parallel_residual": True}
     assert not ModelConfig.from_gguf(pairs, GGUF_SHAPES).qk_norm
     with pytest.raises(UnsupportedModel, match=f"attn_q_norm: a norm of queries .* {architecture}"):
         ModelConfig.from_gguf(pairs, GGUF_SHAPES | {"blk.0.attn_q_norm.weight": (8, 8)})

@@ -155,8 +155,7 @@ def stablelm(fields: Fields) -> dict[str, Any]:
 
 
 def stablelm_gguf(fields: Fields) -> dict[str, Any]:
-    """As `stablelm`."""
-    fields.expect("use_parallel_residual", False)
+    """As `stablelm`. Most files say ``use_parallel_residual`` of any model; 12B is known by its norms of queries."""
     return {"norm": "layer"}
 
 
