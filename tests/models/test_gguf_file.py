@@ -185,6 +185,15 @@ def test_layers_that_the_metadata_leaves_out_are_refused(tmp_path):
         GGUFCheckpoint(path)
 
 
+def test_layers_for_multi_token_prediction_are_left_out(tmp_path):
+    """As in files of EXAONE 4.5, where they are the last layers and are counted."""
+    more = {name.replace("blk.0.", "blk.1."): values for name, values in wide_tensors().items() if "blk.0." in name}
+    tensors = wide_tensors(more | {"blk.1.nextn.eh_proj.weight": np.ones((256, 512), np.float32)})
+    counted = gguf_metadata(WIDE) | {"qwen2.block_count": 2, "qwen2.nextn_predict_layers": 1}
+    ours = GGUFCheckpoint(write_gguf(tmp_path / "m.gguf", counted, tensors))
+    assert ours.config.num_hidden_layers == 1 and not any("layers.1." in name for name in ours.names())
+
+
 def test_wrong_shapes_are_named(tmp_path):
     tensors = wide_tensors({"blk.0.ffn_up.weight": np.ones((128, 256), np.float32)})
     with pytest.raises(CorruptWeights, match=r"ffn_up\.weight has shape \(128, 256\)"):

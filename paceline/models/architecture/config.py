@@ -231,7 +231,7 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
     prefix = f"{family.architecture}."
     own = Fields({key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)})
     heads, hidden = own.whole("attention.head_count"), own.whole("embedding_length")
-    layers = own.whole("block_count", most=MOST_LAYERS)
+    layers = own.whole("block_count", most=MOST_LAYERS) - own.whole("nextn_predict_layers", 0, least=0)
     head_dim = own.whole("attention.key_length", max(hidden // heads, 1), most=_WIDEST_HEAD)
     own.expect("attention.value_length", head_dim)
     longest = own.whole("context_length")

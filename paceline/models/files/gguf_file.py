@@ -45,7 +45,7 @@ class GGUFCheckpoint:
         check_depth(self._config, len(shapes), self._path)
         sources = gguf_sources(self._config, shapes.__contains__)
         self._sources: dict[str, Source] = check_complete(sources, shapes, self._path)
-        check_gguf_layers(self._config, shapes, self._path)
+        check_gguf_layers(self._config, self.metadata, shapes, self._path)
 
     def __reduce__(self):
         """A checkpoint is pickled as its path."""

@@ -6,7 +6,7 @@ Built from the tables of `families.py`. Not for reading bytes (`safetensors_fold
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -146,17 +146,19 @@ def check_transformers_layers(config: ModelConfig, names: Iterable[str], folder:
     _check_layers(config.num_hidden_layers, names, family.layers, field, folder)
 
 
-def check_gguf_layers(config: ModelConfig, names: Iterable[str], file: object) -> None:
-    """Raise CorruptWeights where the tensors `names` of a GGUF file have more layers than its metadata says."""
+def check_gguf_layers(config: ModelConfig, metadata: Mapping[str, Any], names: Iterable[str], file: object) -> None:
+    """Raise CorruptWeights where the tensors `names` of a GGUF file have more layers than its `metadata` says.
+
+    The last of them may be layers for multi-token prediction, which the config leaves out.
+    """
     field = f"{family_of(config.model_type).architecture}.block_count"
-    _check_layers(config.num_hidden_layers, names, "blk.{}", field, file)
+    _check_layers(metadata[field], names, "blk.{}", field, file)
 
 
 def _check_layers(said: int, names: Iterable[str], layer: str, field: str, file: object) -> None:
     """Refuse layers that would be left out: the text would be another model's.
 
-    No family has layers for multi-token prediction among its numbered layers. Those that some checkpoints have beside
-    them begin with another prefix (``mtp.``, ``model.mtp_layers.``).
+    In model folders, layers for multi-token prediction begin with another prefix (``mtp.``, ``model.mtp_layers.``).
     """
     number = re.compile(re.escape(layer).replace(r"\{\}", "([0-9]{1,9})") + r"\.")
     stored = 1 + max((int(found[1]) for name in names if (found := number.match(name))), default=-1)
