@@ -329,6 +329,13 @@ def test_positions_only_in_layers_with_a_window():
             ModelConfig.from_gguf(pairs | {"exaone4.attention.sliding_window_pattern": wrong}, GGUF_SHAPES)
 
 
+def test_the_context_of_command_r_is_what_it_was_trained_on():
+    """Of the first ones, config.json has 131,072 beside `max_position_embeddings` of 8,192."""
+    config = LLAMA | {"model_type": "cohere", "layer_norm_eps": 1e-5}
+    assert ModelConfig.from_hf(config).max_position_embeddings == 512
+    assert ModelConfig.from_hf(config | {"model_max_length": 4096}).max_position_embeddings == 4096
+
+
 def test_queries_grow_with_their_position():
     scaled = YARN | {"llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
     ministral = LLAMA | {"model_type": "ministral3"}

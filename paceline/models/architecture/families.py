@@ -143,8 +143,9 @@ FAMILIES: Mapping[str, Family] = {
                defaults={"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}, activation=_GELU_TANH,
                parts=parts.starcoder2, gguf_parts=parts.ungated),
         Family("cohere", "command-r", "layer norms without biases; attention and feed-forward side by side; pairs of a "
-               "head turn; logits multiplied; Command R", keys={"norm_eps": "layer_norm_eps"},
-               names=_ONE_NORM, defaults=_COHERE, interleaved=True, gguf_names=_ONE_NORM_GGUF, parts=parts.cohere,
+               "head turn; logits multiplied; Command R",
+               keys={"norm_eps": "layer_norm_eps", "max_position_embeddings": "model_max_length"}, names=_ONE_NORM,
+               defaults=_COHERE, interleaved=True, gguf_names=_ONE_NORM_GGUF, parts=parts.cohere,
                gguf_parts=parts.cohere),
         Family("cohere2", "cohere2", "cohere with a window in three of four layers, the fourth without positions; "
                "Command R7B, Command A", keys={"norm_eps": "layer_norm_eps"}, names=_ONE_NORM, defaults=_COHERE,
