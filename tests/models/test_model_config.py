@@ -336,6 +336,12 @@ def test_the_context_of_command_r_is_what_it_was_trained_on():
     assert ModelConfig.from_hf(config | {"model_max_length": 4096}).max_position_embeddings == 4096
 
 
+def test_gpt_neox_has_either_form_of_gelu():
+    neox = LLAMA | {"model_type": "gpt_neox", "layer_norm_eps": 1e-5}
+    assert ModelConfig.from_hf(neox | {"hidden_act": "gelu"}).mlp == "gelu"
+    assert ModelConfig.from_hf(neox | {"hidden_act": "gelu_fast"}).mlp == "gelu_tanh"
+
+
 def test_queries_grow_with_their_position():
     scaled = YARN | {"llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
     ministral = LLAMA | {"model_type": "ministral3"}

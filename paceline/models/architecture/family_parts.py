@@ -143,8 +143,12 @@ def cohere(fields: Fields) -> dict[str, Any]:
 
 
 def gpt_neox(fields: Fields) -> dict[str, Any]:
-    """GPT-NeoX: attention and feed-forward side by side, unless ``use_parallel_residual`` is false."""
-    return {"norm": "layer", "mlp": "gelu", "mlp_bias": True, "parallel": fields.flag("use_parallel_residual", True)}
+    """GPT-NeoX: attention and feed-forward side by side, unless ``use_parallel_residual`` is false.
+
+    The 20B model approximates GELU by tanh, which GGUF does not say.
+    """
+    mlp = "gelu" if fields.text("hidden_act", "gelu") == "gelu" else "gelu_tanh"
+    return {"norm": "layer", "mlp": mlp, "mlp_bias": True, "parallel": fields.flag("use_parallel_residual", True)}
 
 
 def stablelm(fields: Fields) -> dict[str, Any]:
