@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
@@ -32,6 +32,20 @@ def test_number_formats(tiny_models, folder, dtype):
     for name, values in stored.items():
         assert ours.tensor(name).dtype == np.float32
         np.testing.assert_array_equal(ours.tensor(name), values.float().numpy())
+
+
+def test_masks_beside_the_weights_do_not_decide_how_these_are_stored(tiny_models, tmp_path):
+    """Pythia's files have a causal mask in every layer, which in the smallest models has more values than all else."""
+    shutil.copytree(tiny_models["gpt_neox"][0], tmp_path, dirs_exist_ok=True)
+    attention = "gpt_neox.layers.0.attention"
+    mask = {
+        f"{attention}.bias": torch.ones(1, 1, 512, 512, dtype=torch.bool),
+        f"{attention}.masked_bias": torch.ones(1),
+    }
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({name: values.half() for name, values in weights.items()} | mask, tmp_path / "model.safetensors")
+    ours = SafetensorsCheckpoint(tmp_path)
+    assert (ours.storage, ours.storages) == ("F16", {"F16"})
 
 
 def test_shards(tiny_models, tmp_path):

@@ -101,14 +101,14 @@ class SafetensorsCheckpoint:
         if self._int4_shapes():
             return self._int4.storage if self._int4 and self._has_blocks else _WIDENED
         num_values: Counter[str] = Counter()
-        for entry in self._entries.values():
+        for entry in self._used():
             num_values[entry.storage] += math.prod(entry.shape)
         return num_values.most_common(1)[0][0]
 
     @property
     def storages(self) -> frozenset[str]:
         """See `KeepsBlocks`."""
-        floats = {entry.storage for entry in self._entries.values() if entry.storage not in _WHOLE}
+        floats = {entry.storage for entry in self._used()}
         return frozenset(floats | {self.storage} if self._int4_shapes() else floats)
 
     def blocks(self, name: str) -> StoredBlocks | None:
@@ -131,6 +131,11 @@ class SafetensorsCheckpoint:
         source = self._source(name)
         stored = self._int4_matrix(source.name).values() if self._is_int4(source.name) else self._floats(source.name)
         return finite(source.values(stored), name, self._folder)
+
+    def _used(self) -> list[StoredTensor]:
+        """The stored tensors that the model reads as they are; files have masks and vision towers beside them."""
+        names = {source.name for source in self._sources.values()}
+        return [entry for name, entry in self._entries.items() if name in names]
 
     def _source(self, name: str) -> Source:
         if name not in self._sources:
