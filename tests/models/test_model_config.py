@@ -80,6 +80,7 @@ def test_a_list_of_end_ids_is_kept():
         ("qwen3_moe", {"sliding_window": 100, "use_sliding_window": True, "max_window_layers": 2}, (100, 100, 100)),
         ("qwen3_moe", {"sliding_window": 100, "max_window_layers": 0}, ()),
         ("llama", {"sliding_window": 100}, ()),
+        ("ministral3", {"sliding_window": 100}, (100, 100, 100)),
         ("gemma2", {"sliding_window": 100}, (100, 0, 100)),
         ("gemma3_text", {"sliding_window": 100, "sliding_window_pattern": 3}, (100, 100, 0)),
         ("gemma3_text", {"sliding_window": 9, "layer_types": [FULL, "sliding_attention", FULL]}, (0, 9, 0)),
