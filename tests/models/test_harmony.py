@@ -45,10 +45,15 @@ def told(text, **options):
         (f"{THOUGHT}<|start|>assistant{THOUGHT}{FINAL}", "<think>Is it so?\nIs it so?</think>\n\nYes."),
         (f"{THOUGHT}<|start|>assistant{CALL}", f"<think>Is it so?</think>\n\n{TOLD_CALL}"),
         ("<|start|>assistant to=functions.look<|channel|>commentary json<|message|>{}", TOLD_CALL),
+        (" to=functions.look<|channel|>commentary json<|message|>{}", TOLD_CALL),
+        (" to=functions.look<|message|>{}<|call|>", TOLD_CALL),
+        ("<|channel|>commentary to=functions.look<|constrain|>json<|message|>{}<|call|>", TOLD_CALL),
         (f"<|channel|>commentary<|message|>First.<|end|><|start|>assistant{CALL}", f"First.\n\n{TOLD_CALL}"),
         ("<|channel|>analysis<|message|>Cut", "<think>Cut"),
         ("<|channel|>anal", ""),
         ("naïve 東京", "naïve 東京"),
+        (" to=5 or so", " to=5 or so"),
+        (" to", " to"),
     ],
 )
 def test_channels_become_tags(text, expected):

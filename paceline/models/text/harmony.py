@@ -13,6 +13,8 @@ from paceline.models.text.tokenizer import StreamDecoder, Tokenizer
 FINAL = "<|channel|>final<|message|>"
 """The tokens before the answer."""
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
+_FIRST = re.compile(r"\s*(?:t|to|to=[\w.-]*\s*)?")
+"""The first text of an answer while it may be a recipient: the ``<|start|>assistant`` before it is in the prompt."""
 
 
 def decoder_of(tokenizer: Tokenizer) -> StreamDecoder:
@@ -29,29 +31,41 @@ class HarmonyDecoder(StreamDecoder):
         start, channel, message, *ends = (tokenizer.control_id(name) for name in names)
         self._begins, self._channel, self._message, self._ends = {start, channel}, channel, message, set(ends)
         self._header: str | None = None  # the text of a message's header so far, in which a tab stands for <|channel|>
+        self._first: str | None = ""  # the first text, while it may belong to a header
         self._thinks = self._calls = self._has_told = False
 
     def push(self, token_id: int) -> str:
         """See `StreamDecoder.push`; headers become tags."""
+        if self._first is not None and token_id in (*self._begins, self._message):
+            self._header, self._first = self._first, None
         if token_id in self._begins:
             rest = super().flush() if self._header is None else ""
             self._header = (self._header or "") + "\t" * (token_id == self._channel)
             return rest
         if token_id in self._ends:
-            return super().flush() + self._end()
+            return self.flush()
         if self._header is None:
-            text = super().push(token_id)
-            self._has_told = self._has_told or bool(text)
-            return text
+            return self._told(super().push(token_id))
         if token_id != self._message:
-            self._header += super().push(token_id)
+            self._header += " " if token_id in self._skipped else super().push(token_id)
             return ""
         header, self._header = self._header, None
         return self._open(header)
 
     def flush(self) -> str:
         """See `StreamDecoder.flush`; closes a call that is still open."""
-        return super().flush() + self._end()
+        first, self._first = self._first or "", None
+        return first + super().flush() + self._end()
+
+    def _told(self, text: str) -> str:
+        """`text` of a message, unless it is the first one and may be a recipient."""
+        if self._first is not None:
+            self._first += text
+            if _FIRST.fullmatch(self._first):
+                return ""
+            text, self._first = self._first, None
+        self._has_told = self._has_told or bool(text)
+        return text
 
     def _open(self, header: str) -> str:
         """What comes before the text of a message with that header."""
