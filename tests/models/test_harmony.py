@@ -68,6 +68,17 @@ def test_only_with_its_tokens_and_its_template():
     assert "".join(map(plain.push, ids)) == "analysisIs it so?"
 
 
+def test_an_answer_goes_into_the_prompt_without_its_thoughts():
+    """As `paceline chat` gives it back: the template would write the tags into the final message."""
+    template = "{% for m in messages %}<|channel|>{{ m.role }}:{{ m.content }};{% endfor %}"
+    turns = [{"role": "user", "content": "<think>"}, {"role": "assistant", "content": told(THOUGHT + FINAL)}]
+    rendered = tokenizer(template=template).apply_chat_template(
+        [*turns, {"role": "assistant", "content": "<think>Cut"}]
+    )
+    assert rendered == "<|channel|>user:<think>;<|channel|>assistant:Yes.;<|channel|>assistant:;"
+    assert tokenizer(template="{{ messages[1].content }}").apply_chat_template(turns).startswith("<think>")
+
+
 def test_stop_strings_end_the_text_as_it_is_told():
     assert told(THOUGHT + FINAL, stop=["</think>"]) == "<think>Is it so?"
 

@@ -53,13 +53,8 @@ FAMILIES: Mapping[str, Family] = {
             "llama", "llama", "the plain form: Llama 2 and 3, SmolLM2, TinyLlama; llama3 rope scaling", pairs=True
         ),
         Family("mistral", "llama", "a sliding window on all layers", pairs=True, window="all"),
-    Family(
-        "ministral3",
-        "mistral3",
-        "llama with YaRN and queries that grow with their position; Ministral 3",
-        pairs=True,
-        window="all",
-    ),
+        Family("ministral3", "mistral3", "llama with YaRN and queries that grow with their position; Ministral 3",
+               pairs=True, window="all"),
         Family(
             "mixtral", "llama", "experts instead of the feed-forward", pairs=True, window="all", names=_MIXTRAL_NAMES,
             defaults={"rope_theta": 1e6},

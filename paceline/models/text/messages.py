@@ -5,6 +5,7 @@ JSON in a text. Not for rendering (`chat_template.py`).
 """
 
 import json
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from paceline.errors import InvalidParameter
 
 _REMEDY = "give a list of {'role': ..., 'content': ...}"
 _TEXTS = ("text", "input_text", "output_text")
+_THOUGHTS = re.compile(r"\A<think>.*?(?:</think>\s*|\Z)", re.DOTALL)
 
 
 def plain_messages(messages: Any) -> list[dict[str, Any]]:
@@ -26,6 +28,16 @@ def plain_messages(messages: Any) -> list[dict[str, Any]]:
     if not messages:
         raise InvalidParameter("messages", "the list is empty", _REMEDY)
     return [_plain(f"messages[{number}]", message) for number, message in enumerate(messages)]
+
+
+def without_thoughts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The turn without the thoughts of the assistant before its answer.
+
+    Models that write the tags have templates that leave them out.
+    """
+    if message.get("role") != "assistant" or not isinstance(message.get("content"), str):
+        return message
+    return {**message, "content": _THOUGHTS.sub("", message["content"])}
 
 
 def _plain(name: str, message: Any) -> dict[str, Any]:

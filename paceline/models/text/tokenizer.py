@@ -18,6 +18,7 @@ from paceline.errors import InvalidParameter
 from paceline.models.fields import Fields
 from paceline.models.text.chat_template import ChatTemplate
 from paceline.models.text.gguf_vocabulary import backend_from_gguf
+from paceline.models.text.messages import without_thoughts
 
 Scheme = Literal["byte_level", "sentencepiece"]
 """How a token's name spells its bytes: GPT-2's letters for bytes, or text with ``▁`` for a space and ``<0x0A>``."""
@@ -233,6 +234,8 @@ class Tokenizer:
             raise InvalidParameter("messages", "the model has no chat template", "give the prompt as plain text")
         if source not in self._templates:
             self._templates[source] = ChatTemplate(source, self._template_variables)
+        if self.speaks_harmony:  # its template does not know the tags
+            messages = [without_thoughts(message) for message in messages]
         return self._templates[source].render(messages, add_generation_prompt, variables)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
