@@ -1,8 +1,9 @@
 """`FusedExperts`: a mixture of experts as five kernels, so that a pass over one can be recorded as a graph.
 
-The experts' matrices are stacked. A pass over many rows (a prompt) takes one expert after another with a library's
-products instead, and asks the host which ones; a deterministic model takes the kernels for any number of rows, some at
-a time. Not for the kernels (`kernels/experts.py`) or what a mixture is (`torch_executor/layers.py`).
+The experts' matrices are stacked. A pass over so many rows that it is not recorded (a prompt) takes one expert after
+another with a library's products instead, and asks the host which ones; a deterministic model takes the kernels for any
+number of rows, some at a time. Not for the kernels (`kernels/experts.py`) or what a mixture is
+(`torch_executor/layers.py`).
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from paceline.models.cuda_executor.block_layers import BlockLinear, times
 from paceline.models.cuda_executor.block_matrix import BlockMatrix
 from paceline.models.cuda_executor.kernels.experts import MOST_PAIRS, grouped, lowered, raised, route
 from paceline.models.cuda_executor.kernels.products import Weights, product
+from paceline.models.cuda_executor.staging import LARGEST
 from paceline.models.torch_executor.layers import FeedForward, MixtureOfExperts, Pass
 from paceline.models.torch_executor.split_layers import alone
 
@@ -64,7 +66,7 @@ class FusedExperts(nn.Module):
         most = MOST_PAIRS // self._experts.num_experts_per_tok
         if len(x) <= most:
             return _summed(self.parts(x, step)).to(x.dtype)
-        if self._deterministic:
+        if self._deterministic or len(x) <= LARGEST:  # a recorded pass cannot ask the host
             return torch.cat([_summed(self.parts(some)) for some in x.split(most)]).to(x.dtype)
         return self._one_by_one(x)
 
@@ -139,7 +141,7 @@ def _form(layer: nn.Linear | BlockLinear) -> tuple:
 
 
 def _stacked(layers: _Linears) -> Weights:
-    """Their matrices, one after another; each layer's own is given up as soon as it is copied."""
+    """Their matrices, one after another."""
     weights = [layer.weight for layer in layers]
     if isinstance(weights[0], BlockMatrix):
         return BlockMatrix.joined(cast(list[BlockMatrix], weights))

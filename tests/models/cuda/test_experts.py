@@ -113,16 +113,18 @@ def test_a_row_is_bitwise_the_same_alone_and_in_company():
         torch.testing.assert_close(alone, whole[:, rows], atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_many_rows_need_several_launches_or_the_host(deterministic, monkeypatch):
+@pytest.mark.parametrize(("deterministic", "recorded"), [(True, 20), (False, 20), (False, 30)])
+def test_many_rows_need_several_launches_or_the_host(deterministic, recorded, monkeypatch):
+    """The host is asked only where the pass is not recorded, however many experts a row has."""
     own, asked = fused_twin(KINDS["qwen3_moe"], deterministic), []
     x = numbers(30, KINDS["qwen3_moe"].hidden_size)
     want = own(x)
     monkeypatch.setattr(fused, "MOST_PAIRS", 16)
+    monkeypatch.setattr(fused, "LARGEST", recorded)
     parts = own.parts
     monkeypatch.setattr(own, "parts", lambda some, step=None: asked.append(len(some)) or parts(some, step))
     torch.testing.assert_close(own(x), want, atol=1e-4, rtol=1e-4)
-    assert asked == ([8, 8, 8, 6] if deterministic else [])
+    assert asked == ([8, 8, 8, 6] if deterministic or recorded == 30 else [])
 
 
 @pytest.mark.parametrize("kind", KINDS)
