@@ -127,7 +127,8 @@ def kernels(kind: str, bytes_each: int, waits: bool, key_bytes: int = attention.
         yield blocks._widen, data | matrix | COUNTS, form | {"BLOCK_N": 16, "BLOCK_K": 128}, two
     chosen = {"logits": "*fp32", "slots": "*i64", "spare_slot": "i32", "num_experts": "i32", "num_pairs": "i32"}
     chosen |= {"shares": "*fp32"} | dict.fromkeys(("experts", "members", "counts"), "*i32")
-    yield experts._route, chosen, {"TOP_K": 8, "RESCALES": True, "BLOCK": 128, "CHOICES": 8} | waiting, two
+    routing = {"HAS_SLOTS": True, "TOP_K": 8, "RESCALES": True, "BLOCK": 128, "CHOICES": 8}
+    yield experts._route, chosen, routing | waiting, two
     yield experts._group, chosen, {"TILE": 16, "BLOCK": 4096} | waiting, two
     for gate, shape, kind_of_out in ((3, (2880, 2880), {}), (0, (2048, 768), {"out": "*fp32"})):
         for in_blocks in (False, True):

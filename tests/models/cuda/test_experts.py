@@ -71,6 +71,11 @@ def test_equal_experts_go_by_number_and_padding_rows_have_none():
     assert experts.tolist() == [[0, 1], [-1, -1], [0, 1]]
 
 
+def test_logits_that_are_no_numbers_lead_to_no_expert_past_the_last():
+    experts, _ = kernels.route(torch.full((2, 5), float("nan")), 3, True)
+    assert int(experts.min()) >= 0 and int(experts.max()) < 5
+
+
 @pytest.mark.parametrize(("rows", "count"), [(1, 8), (5, 3), (40, 4), (23, 1)])
 def test_every_pair_is_in_one_tile_of_its_expert(rows, count):
     experts = torch.randint(-1, count, (rows, 3), generator=torch.Generator().manual_seed(rows), dtype=torch.int32)

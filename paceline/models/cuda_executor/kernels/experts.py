@@ -46,13 +46,17 @@ class Tiles(NamedTuple):
 @triton.jit
 def _route(
     logits, slots, experts, shares, num_experts, spare_slot,
-    TOP_K: tl.constexpr, RESCALES: tl.constexpr, BLOCK: tl.constexpr, CHOICES: tl.constexpr, WAITS: tl.constexpr,
+    HAS_SLOTS: tl.constexpr, TOP_K: tl.constexpr, RESCALES: tl.constexpr, BLOCK: tl.constexpr, CHOICES: tl.constexpr,
+    WAITS: tl.constexpr,
 ):  # fmt: skip
-    """A row's most probable experts, lower numbers first on ties, and their shares; none for a padding row."""
+    """A row's most probable experts, lower numbers first on ties, and their shares; none for a padding row.
+
+    Numbers stay in bounds where logits are not: a NaN is compared to nothing.
+    """
     row = tl.program_id(0)
     let_next_begin(WAITS)
     expert, choice = tl.arange(0, BLOCK), tl.arange(0, CHOICES)
-    is_spare = tl.load(slots + row) == spare_slot
+    is_spare = tl.load(slots + row) == spare_slot if HAS_SLOTS else False
     wait_for_inputs(WAITS)
     x = tl.load(logits + row * num_experts + expert, mask=expert < num_experts, other=float("-inf"))
     mass = tl.exp(x - tl.max(x, axis=0))
@@ -60,14 +64,16 @@ def _route(
     left = tl.where(expert < num_experts, mass, -1.0)
     found, share = tl.full([CHOICES], -1, tl.int32), tl.zeros([CHOICES], tl.float32)
     for number in tl.static_range(TOP_K):
-        best = tl.argmax(left, axis=0)
+        best = tl.minimum(tl.argmax(left, axis=0), num_experts - 1)
         found = tl.where(choice == number, best, found)
         share = tl.where(choice == number, tl.max(left, axis=0), share)
         left = tl.where(expert == best, -1.0, left)
     if RESCALES:
         total = tl.sum(share, axis=0)
     kept = choice < TOP_K
-    tl.store(experts + row * TOP_K + choice, tl.where(is_spare, -1, found), mask=kept)
+    if HAS_SLOTS:
+        found = tl.where(is_spare, -1, found)
+    tl.store(experts + row * TOP_K + choice, found, mask=kept)
     tl.store(shares + row * TOP_K + choice, share / total, mask=kept)
 
 
@@ -203,12 +209,11 @@ def route(
     rows, count = logits.shape
     experts = torch.empty(rows, top_k, dtype=torch.int32, device=logits.device)
     shares = torch.empty(rows, top_k, dtype=torch.float32, device=logits.device)
-    if slots is None:
-        slots, spare_slot = torch.zeros(rows, dtype=torch.int64, device=logits.device), -1
     if rows:
         _route[(rows,)](
-            logits, slots, experts, shares, count, spare_slot, TOP_K=top_k, RESCALES=rescales,
-            BLOCK=triton.next_power_of_2(count), CHOICES=triton.next_power_of_2(top_k), **dependent(logits.device),
+            logits, experts if slots is None else slots, experts, shares, count, spare_slot,
+            HAS_SLOTS=slots is not None, TOP_K=top_k, RESCALES=rescales, BLOCK=triton.next_power_of_2(count),
+            CHOICES=triton.next_power_of_2(top_k), **dependent(logits.device),
         )  # fmt: skip
     return experts, shares
 
