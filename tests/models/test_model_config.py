@@ -67,6 +67,9 @@ def test_a_list_of_end_ids_is_kept():
     assert ModelConfig.from_gguf(GGUF | harmony, GGUF_SHAPES).eos_token_ids == (1, 3)
     gemma = {"tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.tokens": ["<pad>", "<eos>", "<end_of_turn>", "a"]}
     assert ModelConfig.from_gguf(GGUF | gemma, GGUF_SHAPES).eos_token_ids == (1, 2)
+    glm = {"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": 1,
+           "tokenizer.ggml.tokens": ["<|endoftext|>", "<|user|>", "<|observation|>"]}  # fmt: skip
+    assert ModelConfig.from_gguf(GGUF | glm, GGUF_SHAPES).eos_token_ids == (0, 1, 2)
 
 
 @pytest.mark.parametrize(

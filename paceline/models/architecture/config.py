@@ -20,11 +20,13 @@ SUPPORTED_MODEL_TYPES = tuple(FAMILIES)
 """transformers' ``model_type`` of every family that can be run; GGUF calls mistral and mixtral ``llama``."""
 
 _MOST_EOS = 64
-_ENDS = frozenset(
-    ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
-)
-"""Tokens that end a turn or a text in every vocabulary that has them, as in llama.cpp. Many GGUF files name only one
-end token; Gemma's name that of a text, which no answer of a chat reaches."""
+_ENDS = frozenset((
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
+    "<|observation|>",
+))  # fmt: skip
+"""Tokens that end a turn or a text in every vocabulary that has them, as in llama.cpp, and the one after a call of
+GLM-4's, which its config.json names. Many GGUF files name only one end token; Gemma's name that of a text, which no
+answer of a chat reaches."""
 _HARMONY_ENDS = frozenset(("<|return|>", "<|call|>", "<|endoftext|>"))
 """The same for gpt-oss, in whose answers ``<|end|>`` ends one of several messages."""
 _RMS_EPSILON = "attention.layer_norm_rms_epsilon"
