@@ -21,6 +21,13 @@ def test_a_turn_that_calls_tools_needs_no_content(turn):
     assert [found[0], found[2]] == [asked, told]
 
 
+@pytest.mark.parametrize("calls", [None, []])
+def test_a_turn_without_calls_has_no_list_of_them(calls):
+    """The template of gpt-oss takes the first call wherever there is a list."""
+    said = {"role": "assistant", "content": "ten"}
+    assert plain_messages([said | {"tool_calls": calls}]) == [said]
+
+
 @pytest.mark.parametrize(
     ("messages", "said"),
     [

@@ -52,7 +52,8 @@ def _plain(name: str, message: Any) -> dict[str, Any]:
         content = "".join(_text(f"{name}.content[{number}]", part) for number, part in enumerate(content))
     elif not isinstance(content, str):
         raise InvalidParameter(f"{name}.content", _fault(message, "content"), "give a text, or a list of text parts")
-    return _readable_calls({**message, "content": content})
+    kept = {key: value for key, value in message.items() if key != "tool_calls" or value}  # templates ask for the key
+    return _readable_calls({**kept, "content": content})
 
 
 def _fault(message: Mapping[str, Any], key: str) -> str:
