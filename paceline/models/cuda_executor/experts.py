@@ -63,12 +63,16 @@ class FusedExperts(nn.Module):
 
     def _own(self, x: Tensor, step: Pass | None) -> Tensor:
         """This rank's part of `forward`."""
-        most = MOST_PAIRS // self._experts.num_experts_per_tok
-        if len(x) <= most:
+        if len(x) <= self._most:
             return _summed(self.parts(x, step)).to(x.dtype)
         if self._deterministic or len(x) <= LARGEST:  # a recorded pass cannot ask the host
-            return torch.cat([_summed(self.parts(some)) for some in x.split(most)]).to(x.dtype)
+            return torch.cat([_summed(self.parts(some)) for some in x.split(self._most)]).to(x.dtype)
         return self._one_by_one(x)
+
+    @property
+    def _most(self) -> int:
+        """Most rows of a launch."""
+        return MOST_PAIRS // self._experts.num_experts_per_tok
 
     def parts(self, x: Tensor, step: Pass | None = None) -> Tensor:
         """[parts, M, hidden] float32, whose sum is what this rank's mixture adds to rows x: one part for each choice,
@@ -77,6 +81,8 @@ class FusedExperts(nn.Module):
         Args:
             step: tells which rows are padding, which need no experts.
         """
+        if len(x) > self._most:
+            return torch.cat([self.parts(some) for some in x.split(self._most)], dim=1)
         top_k, count = self._experts.num_experts_per_tok, self._experts.num_experts
         chosen, shares = self._routed(x, step)
         tiles = grouped(chosen)

@@ -132,6 +132,18 @@ def test_many_rows_need_several_launches_or_the_host(deterministic, recorded, mo
     assert asked == ([8, 8, 8, 6] if deterministic or recorded == 30 else [])
 
 
+def test_a_deterministic_prompt_is_several_launches_too(monkeypatch):
+    """Its layers add up the parts themselves."""
+    checkpoint, sizes = RandomCheckpoint(KINDS["qwen3_moe"]), []
+    model = CudaModel(checkpoint, "cpu", "float32", attention="triton", deterministic=True)
+    rows, grouped = build_rows([Part((2, 0), 0, tokens_of(20), logits="last")]), fused.grouped
+    want = model.forward(rows, model.new_cache(4)).logits.copy()
+    monkeypatch.setattr(fused, "MOST_PAIRS", 16)
+    monkeypatch.setattr(fused, "grouped", lambda chosen: sizes.append(chosen.numel()) or grouped(chosen))
+    np.testing.assert_allclose(model.forward(rows, model.new_cache(4)).logits, want, atol=1e-4)
+    assert sizes and max(sizes) <= 16
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_passes_over_mixtures_are_recorded_and_replayed(kind):
     model, theirs = (make(RandomCheckpoint(KINDS[kind])) for make in (triton_model, TorchModel))
