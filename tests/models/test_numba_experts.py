@@ -7,6 +7,7 @@ from paceline.errors import UnsupportedModel
 from paceline.models.architecture.experts import Experts
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.rows import Part, build_rows
+from paceline.models.size import bytes_per_pass, num_parameters
 from paceline.theory.experts import expected_experts
 from tests.fakes import RandomCheckpoint, mixture_config
 
@@ -81,6 +82,14 @@ def test_expected_experts_by_hand():
     assert expected_experts(8, 2, 1) == pytest.approx(2)
     assert expected_experts(8, 2, 2) == pytest.approx(8 * (1 - 0.75**2))
     assert expected_experts(8, 8, 5) == 8
+
+
+def test_a_row_reads_the_experts_it_is_routed_to():
+    """By this a draft model's cost is estimated until passes are timed; `mixture_config` takes two of eight experts."""
+    config = mixture_config("qwen3_moe")
+    others = 6 * config.num_hidden_layers * (3 * config.intermediate_size + 1) * config.hidden_size
+    dense = num_parameters(config) - others - config.vocab_size * config.hidden_size * (not config.tie_word_embeddings)
+    assert bytes_per_pass(config, "int8") == dense
 
 
 def test_widths_the_kernels_do_not_cover_are_refused():

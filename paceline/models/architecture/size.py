@@ -24,8 +24,10 @@ def bytes_per_pass(config: ModelConfig, dtype: str, scored: int | None = None, n
     """Bytes of weights, stored as `dtype`, that a pass over one row reads.
 
     The input embedding is not counted: one row of it is read. Of the output head the first `scored` tokens count, and
-    the first `num_layers` layers; both default to all.
+    the first `num_layers` layers; both default to all. Of a layer's experts those count that a row is routed to.
     """
+    if config.experts:
+        config = replace(config, experts=replace(config.experts, num_experts=config.experts.num_experts_per_tok))
     if num_layers is not None:
         config = replace(config, num_hidden_layers=num_layers, windows=config.windows[:num_layers])
     head = config.vocab_size if scored is None else min(scored, config.vocab_size)
