@@ -124,7 +124,7 @@ class Summary:
 
 
 _NOTHING = Summary()
-Thinking = Literal["none", "tagged", "open"]
+Thinking = Literal["none", "tagged", "open", "several"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Chunk:
         num_output_tokens: of the whole sample, in its last chunk.
         num_tokens: tokens in this chunk.
         thinking: ``none`` for a model without reasoning output; else whether the reasoning is opened by the prompt
-            (``open``) or by a tag in the output (``tagged``).
+            (``open``) or by a tag in the output: the first one (``tagged``) or any (``several``).
         index: of the sample.
         goes_on: other samples of the request are unfinished, though this one has ended.
         pieces: the tokens of `text`, if `Job.detail` is set.

@@ -11,12 +11,14 @@ class ThoughtReader:
 
     Args:
         is_open: its first word is a thought already, since the prompt ended with the tag.
+        several: thoughts may follow after parts of the answer, too, as on the channels of gpt-oss.
     """
 
-    def __init__(self, is_open: bool) -> None:
+    def __init__(self, is_open: bool, several: bool = False) -> None:
         self._awaited: str | None = THOUGHT_END if is_open else THOUGHT
+        self._several, self._between = several, ""
         self._held = ""
-        self._is_bare = True  # nothing was told since the last tag; blank space there belongs to neither part
+        self._is_bare = not several  # nothing was told since the last tag; blank space there belongs to neither part
 
     @property
     def is_thinking(self) -> bool:
@@ -25,10 +27,12 @@ class ThoughtReader:
 
     def push(self, text: str, ended: bool = False) -> tuple[str, str]:
         """(more of the thoughts, more of the answer); at the end whatever was held back."""
-        if self._awaited is None and not self._is_bare:
+        if self._awaited is None and not self._is_bare and not self._several:
             return "", text
         self._held += text
         thoughts, answer = "", ""
+        if self._several:
+            return self._push_parts(ended)
         if self._awaited == THOUGHT:
             self._open()
         if self._awaited == THOUGHT_END:
@@ -38,6 +42,23 @@ class ThoughtReader:
         elif ended:
             answer, self._held = (self._held if self._awaited == THOUGHT else ""), ""
         return thoughts, answer
+
+    def _push_parts(self, ended: bool) -> tuple[str, str]:
+        """`push` where thoughts and parts of the answer take turns."""
+        thoughts = answer = ""
+        while True:
+            if self._awaited == THOUGHT_END:
+                thoughts += self._read_thought(ended)
+            if self._awaited == THOUGHT_END:
+                return thoughts, answer
+            ahead, tag, rest = self._held.partition(THOUGHT)
+            told = ahead if tag or ended else ahead[: len(ahead) - overlap(ahead, THOUGHT)]
+            answer += self._bare(told)
+            if not tag:
+                self._held = ahead[len(told) :]
+                return thoughts, answer
+            self._awaited, self._held, self._is_bare = THOUGHT_END, rest, True
+            thoughts, self._between = thoughts + self._between, "\n"
 
     def _open(self) -> None:
         """A first tag opens the thoughts; anything else shows that there are none."""

@@ -160,6 +160,8 @@ def _thinking(job: Job, prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking
     """How an answer thinks aloud, by the model's chat template; a grammar leaves no room for thoughts."""
     if not job.messages or not tokenizer.thinks or job.params.structured_outputs is not None:
         return "none"
+    if tokenizer.speaks_harmony:
+        return "several"
     end = tokenizer.decode(prompt[-_OPENING:], skip_special=False)
     return "open" if end.rfind(THOUGHT) > end.rfind(THOUGHT_END) else "tagged"
 

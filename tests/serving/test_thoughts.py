@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from paceline.models.loaded import LoadedModel
+from paceline.serving.protocol import ChatRequest
 from paceline.serving.thoughts import ThoughtReader
+from paceline.serving.worker import _thinking as thinking_of
 from tests.serving.conftest import MODEL, ChatTokenizer, events
 
 CHATS = "/v1/chat/completions"
@@ -37,6 +39,32 @@ def test_however_the_text_is_cut(text, is_open, thoughts, answer, size):
         for part, more in enumerate(reader.push(piece, ended=number == len(pieces))):
             told[part] += more
     assert told == [thoughts, answer]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+@pytest.mark.parametrize(
+    ("text", "thoughts", "answer"),
+    [
+        ("<think>a</think>\n\nFirst.<think>b</think>\n\nThen <t.", "a\nb", "First.Then <t."),
+        ("First.<think>cut </th", "cut </th", "First."),
+        ("  none <thin", "", "  none <thin"),
+    ],
+)
+def test_thoughts_between_parts_of_an_answer(text, thoughts, answer, size):
+    reader, told = ThoughtReader(is_open=False, several=True), ["", ""]
+    for start in range(0, len(text), size):
+        for part, more in enumerate(reader.push(text[start : start + size], ended=start + size >= len(text))):
+            told[part] += more
+    assert told == [thoughts, answer]
+
+
+def test_only_gpt_oss_thinks_between_parts(monkeypatch):
+    tokenizer = ThinkingTokenizer()
+    prompt = tokenizer.encode("a<think>")
+    job = ChatRequest.model_validate(CHAT).jobs("1")[0]
+    assert thinking_of(job, prompt, tokenizer) == "open"
+    monkeypatch.setattr(ThinkingTokenizer, "speaks_harmony", True)
+    assert thinking_of(job, prompt, tokenizer) == "several"
 
 
 class ThinkingTokenizer(ChatTokenizer):
