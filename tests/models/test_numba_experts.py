@@ -5,9 +5,9 @@ import pytest
 
 from paceline.errors import UnsupportedModel
 from paceline.models.architecture.experts import Experts
+from paceline.models.architecture.size import bytes_per_pass, num_parameters
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.rows import Part, build_rows
-from paceline.models.size import bytes_per_pass, num_parameters
 from paceline.theory.experts import expected_experts
 from tests.fakes import RandomCheckpoint, mixture_config
 
