@@ -4,8 +4,11 @@ Modules are imported on first use, so that a drafter's libraries cost nothing un
 """
 
 import inspect
+import os
+import sys
 from dataclasses import replace
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from paceline.config import SpeculativeConfig
@@ -170,7 +173,7 @@ def _load(name: str) -> Any:
     """The class or function that a name or a path denotes."""
     module, attribute, remedy = _path_of(name)
     try:
-        constructor = getattr(import_module(module), attribute)
+        constructor = getattr(_module(module), attribute)
     except ModuleNotFoundError as error:
         problem = f"{name!r} cannot be imported, there is no module {error.name!r}"
         raise InvalidParameter("drafter", problem, f"install it, or {remedy}") from error
@@ -179,3 +182,25 @@ def _load(name: str) -> Any:
     if not callable(constructor):
         raise InvalidParameter("drafter", f"{name!r} is no class", remedy)
     return constructor
+
+
+def _module(name: str) -> ModuleType:
+    """The module called `name`, from the current folder if it is nowhere else.
+
+    The command ``paceline`` does not search that folder by itself, as ``python -m`` and scripts there do.
+
+    Raises:
+        ModuleNotFoundError: it is not there either, or a module that it imports is missing.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        here = os.getcwd()
+        if error.name != name.partition(".")[0] or here in sys.path or sys.flags.safe_path:
+            raise
+    sys.path.append(here)  # last, so that it hides no installed module
+    try:
+        return import_module(name)
+    except ModuleNotFoundError:
+        sys.path.remove(here)
+        raise

@@ -28,6 +28,18 @@ def test_a_path_leads_to_a_users_own():
     assert propose(drafter, [5, 6], budget=2).tokens == (6, 6)
 
 
+def test_a_path_leads_into_the_current_folder_which_the_command_does_not_search(tmp_path, monkeypatch):
+    (tmp_path / "mine_alone.py").write_text("from tests.drafters.own_drafter import Repeat\n")
+    (tmp_path / "needs_more.py").write_text("import no_such_helper\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    with pytest.raises(InvalidParameter, match="no module 'no_such_helper'"):
+        make_drafter("needs_more:Thing")
+    assert str(tmp_path) not in sys.path
+    assert propose(make_drafter("mine_alone:Repeat", times=2), [5, 6]).tokens == (6, 6)
+    assert sys.path[-1] == str(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
