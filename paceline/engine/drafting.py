@@ -134,8 +134,10 @@ class Drafting:
         return trees | {state.request_id: tree.prune(n) for state, tree, n in worth}
 
     def _propose_one(self, lent: Lent, live: dict[str, LiveSample]) -> TokenTree:
-        [tree] = self._trees([lent], live)
-        return self._checked(lent, tree)
+        trees = list(self._trees([lent], live))
+        if len(trees) != 1:
+            raise ValueError(f"propose returned {len(trees)} trees for 1 context; return one for each, in order")
+        return self._checked(lent, trees[0])
 
     def _trees(self, lent: Sequence[Lent], live: dict[str, LiveSample]) -> Sequence[TokenTree]:
         """The drafter's proposals. Raises ValueError, after restoring the texts, when it changed one's length."""

@@ -48,6 +48,8 @@ class Faulty(Babbler):
             if self.where == "emptying":
                 token_ids.clear()
         trees = super().propose(contexts)
+        if self.where == "no trees" and any(context.request_id == self.request_id for context in contexts):
+            return []
         wrong = {
             "no tree": "tokens",
             "outside the vocabulary": TokenTree.chain([500]),
@@ -108,8 +110,8 @@ def test_a_model_that_refuses_keys_nobody_wrote_is_priced_by_a_guess(engine_for,
 
 @pytest.mark.parametrize(
     "where",
-    ["propose", "unprintable", "writing", "emptying", "no tree", "outside the vocabulary", "no whole numbers", 
-     "observe", "writing while told", "taking while told", "release"],
+    ["propose", "unprintable", "writing", "emptying", "no trees", "no tree", "outside the vocabulary",
+     "no whole numbers", "observe", "writing while told", "taking while told", "release"],
 )  # fmt: skip
 def test_a_failing_drafter_changes_nobodys_text(engine_for, where):
     plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
@@ -123,6 +125,11 @@ def test_a_failing_drafter_changes_nobodys_text(engine_for, where):
         drafts = [output.stats.num_drafts for output in outputs]
         assert drafts[VICTIM] <= 1 and min(drafts[:VICTIM]) > 5
     engine.scheduler.check_integrity()
+
+
+def test_a_drafter_is_told_how_many_trees_to_return(engine_for):
+    with pytest.warns(DrafterWarning, match="propose returned 0 trees for 1 context; return one for each, in order"):
+        run_all(engine_for(FIXED, Faulty("no trees")), params=EACH)
 
 
 class Untimely(Babbler):
