@@ -121,8 +121,9 @@ def make_drafter(name: str, services: DraftServices | None = None, **options: An
         raise InvalidParameter(unknown[0], f"drafter {name!r} has no such option", f"its options are: {names}")
     missing = [one.name for one in parameters.values() if _is_required(one) and one.name not in options]
     if missing:
-        option = " or --draft-model" if missing[0] == "model" else ""
-        raise InvalidParameter(missing[0], f"drafter {name!r} cannot do without it", f"pass {missing[0]}=...{option}")
+        option = "--draft-model" if missing[0] == "model" else f"--draft-option {missing[0]}=..."
+        remedy = f"pass {missing[0]}=... or {option}"
+        raise InvalidParameter(missing[0], f"drafter {name!r} cannot do without it", remedy)
     if wants and _is_required(wants) and services is None:
         raise InvalidParameter("services", f"drafter {name!r} works inside an engine only", "make it through LLM(...)")
     check_types(constructor, options)

@@ -6,7 +6,7 @@ from paceline.drafters.heads.head import HeadDrafter, head_of
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.options import TreeName, tree_shape
 from paceline.errors import InvalidParameter, ModelNotFound
-from paceline.models.heads.record import Family, HeadRecord
+from paceline.models.heads.record import NOT_TRAINED, Family, HeadRecord
 from paceline.models.heads.registry import load_best, load_head
 from paceline.models.resolve import ModelSource
 
@@ -56,8 +56,10 @@ def _best(source: ModelSource, family: Family | None) -> HeadRecord:
     found = load_best(source, family)
     if found is None:
         kind = f"{family} head" if family else "draft head"
-        remedy = f"train one: paceline train head {family or 'eagle3'} -m {source.name}"
-        raise ModelNotFound(f"no {kind} is known for {source.name}; {remedy}, or name a folder with model=...")
+        remedy = "name a folder with model=... or --draft-model"
+        if family not in NOT_TRAINED:
+            remedy = f"train one: paceline train head {family or 'eagle3'} -m {source.name}, or {remedy}"
+        raise ModelNotFound(f"no {kind} is known for {source.name}; {remedy}")
     return found[1]
 
 

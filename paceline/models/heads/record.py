@@ -20,6 +20,8 @@ Family = Literal[
     "eagle", "eagle3", "p_eagle", "dflash", "dspark", "mtp", "mlp_speculator", "lstm_speculator", "medusa", "hydra",
     "blockwise", "falcon",
 ]  # fmt: skip
+NOT_TRAINED: frozenset[Family] = frozenset({"dflash", "mtp", "lstm_speculator", "hydra"})
+"""Families whose heads run here, and that `paceline train head` does not make."""
 MOST_STEPS = 1024
 """Most layers, steps or tokens of a head; bounds the list of tensor names that is built before checking files."""
 

@@ -4,14 +4,19 @@ Prompts in chunks, beginnings from the prefix cache, preempted requests and tree
 reaches a head's hidden states by another way.
 """
 
+from typing import get_args
+
 import numpy as np
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.heads.autoregressive import AutoregressiveRunner
 from paceline.engine.build import build_engine
+from paceline.errors import ModelNotFound
 from paceline.models.base import slot_of
+from paceline.models.heads.record import NOT_TRAINED, Family
 from paceline.models.rows import Part, build_rows
+from paceline.training.heads.recipes import RECIPES
 from paceline.types import SamplingParams
 from tests.models.heads.records import load_target
 
@@ -53,6 +58,14 @@ def collect(engine, found):
     for output in engine.step():
         if output.finished:
             found[output.request_id] = output.finished.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("family", ["medusa", "mtp"])
+def test_without_a_head_training_one_is_proposed_where_there_is_a_recipe(target, family):
+    assert set(get_args(Family)) - set(RECIPES) == NOT_TRAINED
+    with pytest.raises(ModelNotFound, match=r"name a folder with model=\.\.\. or --draft-model") as refused:
+        build_engine(target, EngineConfig(executor="numba"), SpeculativeConfig(family))
+    assert (f"paceline train head {family}" in str(refused.value)) == (family == "medusa")
 
 
 OPTIONS = {
