@@ -49,7 +49,9 @@ class Search:
     beam_width: Annotated[
         int, typer.Option("--beam-width", help="Selections that mp-beam and sr-search keep in each round.")
     ] = 1
-    window: Annotated[float, typer.Option("--window", help="Seconds of a window of clockwork++ and replan.")] = 60.0
+    window: Annotated[
+        float | None, typer.Option("--window", help="Seconds of a window of clockwork++ and replan [60].")
+    ] = None
     allow_unplaceable: Annotated[
         bool, typer.Option("--allow-unplaceable", help="Plan without models that no group can serve.")
     ] = False

@@ -60,6 +60,9 @@ def _deal(search: Search, groups: Groups) -> Groups:
     return rooms.groups
 
 
+WINDOW = 60.0
+"""Seconds of a window where none are given."""
+
 MAX_WINDOWS = 10_000
 """Windows of a trace that are planned one by one."""
 
@@ -76,7 +79,7 @@ class Window:
     latency_sum: float
 
 
-def clockwork(search: Search, window: float = 60.0) -> Iterator[Window]:
+def clockwork(search: Search, window: float = WINDOW) -> Iterator[Window]:
     """Clockwork++: selective replication planned anew for every window, on that window's own arrivals, at no cost.
 
     Models change places in no time and requests under way finish undisturbed, so this is an upper bound on what

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from paceline.errors import InvalidParameter
 from paceline.placement.case import Case
 from paceline.placement.placement import Placement
-from paceline.placement.search.baselines import Window
+from paceline.placement.search.baselines import WINDOW, Window
 from paceline.placement.search.device_types import search_types, unplaceable
 from paceline.placement.search.policies import BEAMS, WINDOWED, policy_named
 from paceline.placement.search.sampling import Sample, most_requests, windows_of
@@ -67,7 +67,7 @@ def plan(
     effort: int | None = None,
     seed: int = 0,
     beam_width: int = 1,
-    window: float = 60.0,
+    window: float | None = None,
     allow_unplaceable: bool = False,
     progress: SearchProgress | None = None,
     clock: Callable[[], float] = time.perf_counter,
@@ -85,18 +85,20 @@ def plan(
         effort: simulated requests that annealing may spend; None for a default by the size of the case.
         seed: of annealing's random choices.
         beam_width: selections that mp-beam and sr-search keep in each round, the paper's k. Time grows with it.
-        window: seconds of a window of clockwork++ and replan.
+        window: seconds of a window of clockwork++ and replan; 60 for None.
         allow_unplaceable: plan without the models that no group can serve, instead of refusing the case.
         progress: told now and then how far the search is.
         clock: seconds; that of the wall by default.
 
     Raises:
-        InvalidParameter: an unknown policy, a budget or a width that is not positive, a width for a policy without a
-            beam, no requests, or a model that no group of the cluster can serve: too large, or slower than its deadline
-            even alone.
+        InvalidParameter: an unknown policy, a budget or a width that is not positive, a width or a window for a policy
+            without one, no requests, or a model that no group of the cluster can serve: too large, or slower than its
+            deadline even alone.
     """
     _check(case, policy, time_budget, effort)
     _check_beam(policy, beam_width)
+    if window is not None and policy not in WINDOWED:
+        raise InvalidParameter("window", f"{policy} has no windows", f"leave it out, or use {' or '.join(WINDOWED)}")
     _compile(case)
     began = clock()
     short = None if policy in WINDOWED else windows_of(case, most_requests(time_budget), seed)
@@ -127,12 +129,14 @@ def plan(
     )
 
 
-def _search(search: Search, policy: str, window: float, seed: int, effort: int | None) -> tuple[list[Window], bool]:
+def _search(
+    search: Search, policy: str, window: float | None, seed: int, effort: int | None
+) -> tuple[list[Window], bool]:
     """Run the policy; clockwork++'s windows, and False when time or an interrupt ended it."""
     windows: list[Window] = []
     try:
         if policy in WINDOWED:
-            for served in WINDOWED[policy](search, window):
+            for served in WINDOWED[policy](search, WINDOW if window is None else window):
                 windows.append(served)
         elif search.case.cluster.types:
             search_types(search, policy, seed, effort)

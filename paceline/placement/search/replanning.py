@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.placement.case import Case
 from paceline.placement.placement import Placement
-from paceline.placement.search.baselines import Window, stretches
+from paceline.placement.search.baselines import WINDOW, Window, stretches
 from paceline.placement.search.pools import one_pool
 from paceline.placement.search.search import Search
 from paceline.placement.simulator import simulate
@@ -24,7 +24,7 @@ OVERDISPERSION = 4.0
 """Variance of a window's count over its mean, at least: arrivals are burstier than Poisson's."""
 
 
-def replan(search: Search, window: float = 60.0) -> Iterator[Window]:
+def replan(search: Search, window: float = WINDOW) -> Iterator[Window]:
     """Serve window after window, planned on the past only; the first window's placement is made on the first window.
 
     Models change places in no time, as with Clockwork++; how often they do is in the windows' placements.

@@ -207,6 +207,15 @@ def test_clockwork_replans_each_window_on_its_own_arrivals():
         assert search.scored(replicate(search)).served == window.num_served
 
 
+@pytest.mark.parametrize("policy", ["auto", "mp-beam"])
+def test_a_window_for_a_policy_without_windows_is_refused(policy):
+    with pytest.raises(
+        InvalidParameter, match=r"has no windows; leave it out, or use clockwork\+\+ or replan"
+    ) as caught:
+        plan(tiny_case(), policy, window=5.0)
+    assert caught.value.field == "window"
+
+
 @pytest.mark.parametrize("policy", WINDOWED)
 def test_every_request_is_in_one_window_and_no_window_is_empty(policy):
     tenths = np.concatenate([np.arange(60) / 10, 80 + np.arange(60) * 0.1])  # 14 * 0.1 is not 14 / 10
