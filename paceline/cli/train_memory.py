@@ -33,7 +33,7 @@ def memory(
         typer.Option("--answers", help="Recorded answers (.npz, docs/memory.md) or a folder of them; may be repeated."),
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option("--prompts", help="Prompts for the model to answer, as of `paceline generate @FILE`.")
+        Path | None, typer.Option("--prompts", help="Prompts for the model to answer: one per line, or .jsonl.")
     ] = None,
     model: o.Model = o.DEFAULT_MODEL,
     output: Annotated[
@@ -63,7 +63,7 @@ def memory(
 
     Examples:
 
-        paceline train memory -m smollm2-135m --tokens 300000
+        paceline train memory -m target.gguf --tokens 300000
 
         paceline train memory -m target.gguf --prompts prompts.txt -o memory.safetensors
 
@@ -71,7 +71,7 @@ def memory(
 blue?"
     """
     from paceline.config import EngineConfig
-    from paceline.drafters.lookup.find import cached_path
+    from paceline.drafters.lookup.find import cached_path, hidden_by
     from paceline.drafters.lookup.memory import MemoryInfo, write_memory
     from paceline.models.resolve import resolve_model
     from paceline.training.conversation_files import read_all
@@ -97,7 +97,9 @@ blue?"
         size = write_memory(path, built)
         progress("counting", 1, 1)
         report = _report(built, found, progress)
+    hidden = hidden_by(path, source)
     record = {"output": str(path), "bytes": size, "sequences": len(built), "tokens": num_tokens, **report}
+    record["in_place_of"] = None if hidden is None else str(hidden)
     if as_json:
         print(json.dumps(record))
         return
@@ -179,3 +181,8 @@ def _show(record: dict[str, Any]) -> None:
     show_table(table, standard_output)
     size = f"{record['bytes'] / 1e6:.1f} MB, {record['sequences']} sequences of {record['tokens']} tokens"
     print(f"{record['output']}: {size}; replayed on {record['held_out_answers']} greedy answers not in it")
+    if (hidden := record["in_place_of"]) is not None:
+        from paceline.drafters.lookup.memory import read_memory
+
+        known = read_memory(Path(hidden)).info.num_tokens
+        print(f"auto reads it in place of {hidden}, which counts {known} tokens; delete it to go back to that one")

@@ -47,6 +47,16 @@ def test_a_memory_is_written_and_worth_something(talk, tmp_path):
 
 
 @pytest.mark.weights
+def test_a_memory_in_place_of_a_shipped_one_says_so(talk, tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.drafters.lookup.find.cache_dir", lambda: tmp_path)
+    arguments = ["train", "memory", "--answers", str(talk)]
+    shown = " ".join(runner.invoke(app, arguments).stdout.split())
+    assert str(tmp_path / "heads" / "smollm2-135m" / "memory.safetensors") in shown
+    assert "auto reads it in place of" in shown and "delete it to go back to that one" in shown
+    assert "in place of" not in runner.invoke(app, [*arguments, "-o", str(tmp_path / "aside")]).stdout
+
+
+@pytest.mark.weights
 def test_answers_that_share_words_with_a_benchmark_are_left_out(talk, tmp_path):
     (tmp_path / "bench.jsonl").write_text('{"prompt": "Question 1: The river is long and the bridge over it is old."}')
     arguments = ["train", "memory", "--answers", str(talk), "-o", str(tmp_path / "m"), "--json"]

@@ -50,6 +50,13 @@ def cached_path(source: ModelSource) -> Path:
     return _in_cache(source.name if known else source.checkpoint.fingerprint)
 
 
+def hidden_by(path: Path, source: ModelSource) -> Path | None:
+    """The memory that ``auto`` would take if there were none at `path`; None where there is none, or no change."""
+    places = list(_places(source))
+    later = places[places.index(path) + 1 :] if path in places else []
+    return next((each for each in later if each.is_file()), None)
+
+
 def _in_cache(key: str) -> Path:
     return cache_dir() / "heads" / key / FILE_NAME
 
