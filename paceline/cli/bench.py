@@ -122,6 +122,9 @@ class Arms:
 
         lengths = self.num_draft_tokens
         every = [] if lengths is None else o.distinct_numbers("num_draft_tokens", lengths, int)
+        if min(every, default=1) < 1:
+            remedy = "write e.g. 2,4,8; plain decoding is measured beside them"
+            raise InvalidParameter("num_draft_tokens", f"{lengths!r} has a number below 1", remedy)
         drafts, texts, taken = o.names(self.drafts), self.spec or [], (PLAIN, AGAIN)
         if not (drafts or texts or self.url):
             raise InvalidParameter("drafts", "names no drafter", "name some, or give --spec or --url")

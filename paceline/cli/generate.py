@@ -92,6 +92,8 @@ def generate(
     speculative = drafting.config()
     if compare and speculative is None:
         raise InvalidParameter("compare", "--draft none is plain decoding itself", "name a drafter, or leave one out")
+    if compare and speculative is not None and speculative.num_draft_tokens == 0:
+        raise InvalidParameter("compare", "-k 0 is plain decoding itself", "give 1 or more, or leave one out")
     llm = o.load_llm(model, speculative, **devices.engine())
     if not as_json:
         o.say_dtype(llm, devices.dtype)

@@ -130,6 +130,8 @@ def test_models_tells_how_to_remove_weights_of_other_versions(tmp_path, monkeypa
         (["chat", "--system", "caf\udce9"], ["system", "the argument is not UTF-8"]),
         (["generate", "--json-schema", __file__, "hi"], ["json_schema", __file__, "is no JSON"]),
         (["bench", "--drafts", ""], ["drafts", "names no drafter"]),
+        (["bench", "-k", "0,4"], ["num_draft_tokens", "below 1", "2,4,8"]),
+        (["generate", "-k", "0", "--compare", "hi"], ["compare", "-k 0", "give 1 or more"]),
         (["generate", "--chat", "--raw", "hi"], ["raw", "--chat", "leave one"]),
         (["generate", "--draft", "none", "--draft-option", "x=1", "hi"], ["draft_option", "none"]),
         (["generate", "--draft", "none", "-k", "4", "hi"], ["num_draft_tokens", "none"]),
