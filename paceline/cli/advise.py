@@ -164,6 +164,8 @@ def advise(
 
     all_flags(o.names(wishes.engines), None)
     _check_given(context, question, times)
+    if times.url is None:
+        o.need_model(model)
     asked = _asked(question, times, wishes)
     llm, checked, is_ended = None, None, False
     with telling_end("ended before there was an advice; nothing is written"):

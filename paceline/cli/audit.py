@@ -121,6 +121,7 @@ def _local(model: str, drafting: Drafting, texts: list[str], machine: Machine, q
 
     if question.plain_url is not None:
         raise InvalidParameter("plain_url", "is given without --url", "name the server that speculates with --url")
+    o.need_model(model)
     config, ledger, least = _config(drafting), question.ledger, _lenience(question.detect)
     checks = o.names(question.checks) or CHECKS
     plan = AuditPlan({"rule": config.rule}, question.minutes, checks, question.alpha, least, question.max_tokens)

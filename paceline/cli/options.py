@@ -306,6 +306,12 @@ def share(field: str, text: str) -> float:
     return value
 
 
+def need_model(model: str) -> None:
+    """Raise InvalidParameter for ``none``, which stands for a model beside --url only."""
+    if model == NONE:
+        raise InvalidParameter("url", "there is neither a model nor a server", "name a model, or a server with --url")
+
+
 def load_llm(model: str, speculative: SpeculativeConfig | None, **engine: Any) -> "LLM":
     """The model, with progress bars for whatever takes long: download, conversion, first compilation."""
     from paceline.engine.llm import LLM

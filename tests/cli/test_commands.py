@@ -132,6 +132,8 @@ def test_models_tells_how_to_remove_weights_of_other_versions(tmp_path, monkeypa
         (["bench", "--drafts", ""], ["drafts", "names no drafter"]),
         (["bench", "-k", "0,4"], ["num_draft_tokens", "below 1", "2,4,8"]),
         (["generate", "-k", "0", "--compare", "hi"], ["compare", "-k 0", "give 1 or more"]),
+        (["advise", "none"], ["url", "neither a model nor a server"]),
+        (["audit", "none"], ["url", "neither a model nor a server"]),
         (["generate", "--chat", "--raw", "hi"], ["raw", "--chat", "leave one"]),
         (["generate", "--draft", "none", "--draft-option", "x=1", "hi"], ["draft_option", "none"]),
         (["generate", "--draft", "none", "-k", "4", "hi"], ["num_draft_tokens", "none"]),
