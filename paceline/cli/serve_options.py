@@ -142,16 +142,22 @@ class KeepingOptions:
         typer.Option("--keep-served", help="Keep served texts with hidden states here, to train a head on. PRIVATE."),
     ] = None
     keep_tokens: Annotated[
-        int, typer.Option("--keep-tokens", min=1, help="With --keep-served: the latest so many tokens.")
-    ] = 100_000
+        int | None, typer.Option("--keep-tokens", min=1, help="With --keep-served: the latest so many tokens [100000].")
+    ] = None
 
     def around(self, spec: SpeculativeConfig | None) -> SpeculativeConfig | None:
-        """`spec` with its drafter recorded, where that was asked for. Raises InvalidParameter without a drafter."""
-        if self.keep_served is None:
-            return spec
-        from paceline.training.online.recorded import recorded
+        """`spec` with its drafter recorded, where that was asked for.
 
-        return recorded(spec, self.keep_served, self.keep_tokens)
+        Raises:
+            InvalidParameter: there is no drafter, or a number of tokens and no folder.
+        """
+        if self.keep_served is None:
+            if self.keep_tokens is not None:
+                raise InvalidParameter("keep_tokens", "is given without --keep-served", "name a folder with that")
+            return spec
+        from paceline.training.online.recorded import MAX_TOKENS, recorded
+
+        return recorded(spec, self.keep_served, self.keep_tokens or MAX_TOKENS)
 
 
 def named_models(option: str, given: list[str] | None) -> dict[str, str]:

@@ -52,6 +52,7 @@ def test_a_repeatable_option_may_be_given_once_in_the_file(tmp_path):
         (["some-model", "--ray-address", "auto"], "ray_address"),
         (["some-model", "--events", "EVENTS"], "events"),
         (["some-model", "--audit-ledger", "LEDGER"], "audit_ledger"),
+        (["some-model", "--keep-tokens", "5000"], "keep_tokens"),
     ],
 )
 def test_what_cannot_be_started_is_refused(arguments, field, tmp_path):
