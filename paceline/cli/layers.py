@@ -64,7 +64,7 @@ def _advice(best: "LayerChoice") -> str:
     if best.speedup <= 1:
         return "No set of layers is expected to gain anything with this model on this machine."
     option = json.dumps(list(best.skip_layers), separators=(",", ":"))
-    return f"--draft layer_skip --num-draft-tokens {best.num_draft_tokens} --draft-option skip_layers={option}"
+    return f"--draft layer_skip --num-draft-tokens {best.num_draft_tokens} --draft-option 'skip_layers={option}'"
 
 
 def _table(choices: "Sequence[LayerChoice]", best: "LayerChoice") -> Table:

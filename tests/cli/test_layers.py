@@ -1,13 +1,16 @@
 """`paceline layers`: what it prints, as a table and as JSON, and what it refuses."""
 
 import json
+import shlex
 
 import pytest
 from typer.testing import CliRunner
 
+from paceline.cli.layers import _advice
 from paceline.cli.main import app
 from paceline.engine import build
 from paceline.errors import InvalidParameter
+from paceline.evaluation.layer_search import LayerChoice
 from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.executor import NumbaModel
@@ -40,7 +43,12 @@ def test_people_get_a_table_and_the_option_to_copy_or_the_truth(text):
     result = CliRunner().invoke(app, ["layers", text, text, "--max-tokens", "30"])
     assert result.exit_code == 0, result.output
     assert "agreement" in result.stdout
-    assert ("--draft-option skip_layers=[" in result.stdout) != ("No set of layers" in result.stdout)
+    assert ("--draft-option 'skip_layers=[" in result.stdout) != ("No set of layers" in result.stdout)
+
+
+def test_the_option_to_copy_is_one_word_for_every_shell():
+    advice = _advice(LayerChoice((3, 14), 0.9, 2, 1.1))
+    assert shlex.split(advice)[-1] == "skip_layers=[3,14]" and "'skip_layers=[3,14]'" in advice
 
 
 @pytest.mark.parametrize(
