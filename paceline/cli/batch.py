@@ -11,7 +11,7 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.groups import Drafting, grouped
 from paceline.cli.serve import need_extras
-from paceline.cli.terminal import messages, progress_bars
+from paceline.cli.terminal import messages, progress_bars, telling_end
 from paceline.disk import check_placed_file, is_device
 from paceline.errors import InvalidParameter
 
@@ -54,7 +54,8 @@ def batch(
         speculative = drafting.config()
         engine = {"dtype": dtype, "num_threads": threads, "max_num_seqs": max_num_seqs,
                   "kv_cache_memory_bytes": kv_cache_memory_bytes}  # fmt: skip
-        asyncio.run(_run(model, speculative, engine, waiting, target))
+        with telling_end(f"ended; start the same command again to go on: {target} keeps the answers that it has"):
+            asyncio.run(_run(model, speculative, engine, waiting, target))
     if refused := num_refused(target, requests):
         where = (
             f"{refused} of {len(requests)} requests were refused: see the lines of {target} whose status_code is not"

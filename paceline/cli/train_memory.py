@@ -11,7 +11,7 @@ from rich.table import Table
 from paceline.cli import options as o
 from paceline.cli.case_options import check_seed
 from paceline.cli.prompts import prompt_ids, read_prompts
-from paceline.cli.terminal import messages, progress_bars, show_table
+from paceline.cli.terminal import messages, progress_bars, show_table, telling_end
 from paceline.cli.terminal import output as standard_output
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ def _written(
     from paceline.engine.llm import LLM
     from paceline.training.self_written import SelfWriter
 
-    with LLM(model, speculative=None, progress=progress, **asdict(config)) as llm:
+    kept = "ended; start the same command again to go on"
+    with telling_end(kept), LLM(model, speculative=None, progress=progress, **asdict(config)) as llm:
         source = llm.source
         texts = None if prompts is None else read_prompts(prompts)
         ids = None if texts is None else [prompt_ids(llm.tokenizer, text, raw=False) for text in texts]

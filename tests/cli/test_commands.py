@@ -270,6 +270,20 @@ def test_batch_wants_a_request(tmp_path):
     assert isinstance(result.exception, InvalidParameter) and "is empty" in str(result.exception)
 
 
+def test_ctrl_c_in_a_batch_tells_how_to_go_on(tmp_path, monkeypatch):
+    async def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paceline.cli.batch._run", interrupted)
+    requests, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    requests.write_text(json.dumps(line))
+    result = runner.invoke(app, ["batch", str(requests), str(answers)])
+    assert result.exit_code == 130
+    assert f"start the same command again to go on: {answers} keeps the answers" in result.stderr.replace("\n", "")
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

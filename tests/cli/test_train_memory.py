@@ -57,6 +57,16 @@ def test_a_memory_in_place_of_a_shipped_one_says_so(talk, tmp_path, monkeypatch)
 
 
 @pytest.mark.weights
+def test_ctrl_c_while_answers_are_written_tells_how_to_go_on(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paceline.training.self_written.SelfWriter.write", interrupted)
+    result = runner.invoke(app, ["train", "memory", "-o", str(tmp_path / "memory")])
+    assert (result.exit_code, result.stderr) == (130, "ended; start the same command again to go on\n")
+
+
+@pytest.mark.weights
 def test_answers_that_share_words_with_a_benchmark_are_left_out(talk, tmp_path):
     (tmp_path / "bench.jsonl").write_text('{"prompt": "Question 1: The river is long and the bridge over it is old."}')
     arguments = ["train", "memory", "--answers", str(talk), "-o", str(tmp_path / "m"), "--json"]
