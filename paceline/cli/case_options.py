@@ -136,14 +136,14 @@ def check_seed(seed: int) -> int:
     return seed
 
 
-def check_outputs(output: Path | None, plot: Path | None = None) -> None:
-    """Raise InvalidParameter, before the search, if an output cannot be written."""
+def check_outputs(output: Path | None, plot: Path | None = None, field: str = "plot") -> None:
+    """Raise InvalidParameter, before the search, if an output or a plot, the option `field`, cannot be written."""
     from paceline.theory.plots import check_drawable
 
     if output is not None:
         check_file("output", output)
     if plot is not None:
-        check_drawable(plot)
+        check_drawable(plot, field)
 
 
 def _sizes(text: str) -> list[int]:

@@ -44,7 +44,7 @@ def place_map(
     from paceline.placement.parallel_map import FACTORS, example_case, parallel_map, scaled
     from paceline.theory.plots import draw
 
-    c.check_outputs(None, output)
+    c.check_outputs(None, output, "output")
     loaded = example_case(seed=c.check_seed(seed or 0)) if given.is_empty else given.load(seed)
     across, comma, down = (word.strip() for word in over.partition(","))
     if not comma:

@@ -184,10 +184,7 @@ def check_places(output: Path, plot: Path | None) -> Path:
     from paceline.theory.plots import check_drawable
 
     if plot is not None:
-        try:
-            check_drawable(plot)
-        except InvalidParameter as error:
-            raise error.about("plot") from None
+        check_drawable(plot, "plot")
     return check_folder("output", output)
 
 

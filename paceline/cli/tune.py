@@ -101,13 +101,9 @@ def _check_files(output: Path | None, plot: Path | None) -> None:
     from paceline.theory.plots import check_drawable
 
     if plot is not None:
-        try:
-            check_drawable(plot)
-        except InvalidParameter as error:
-            raise error.about("plot") from None
-    for field, place in (("output", output), ("plot", plot)):
-        if place is not None:
-            check_file(field, place)
+        check_drawable(plot, "plot")
+    if output is not None:
+        check_file("output", output)
 
 
 def _verdict(profile: Profile) -> str:

@@ -35,17 +35,17 @@ def draw(chart: Chart | HeatMap, path: str | Path) -> Path:
     return path
 
 
-def check_drawable(path: str | Path) -> Path:
-    """`path`, where something can be drawn into it. Raises InvalidParameter as `draw` does."""
+def check_drawable(path: str | Path, field: str = "path") -> Path:
+    """`path`, where something can be drawn into it. Raises InvalidParameter as `draw` does, naming it `field`."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
-        raise InvalidParameter("path", f"cannot write {path.name!r}", f"end the name in {', '.join(FORMATS)}")
+        raise InvalidParameter(field, f"cannot write {path.name!r}", f"end the name in {', '.join(FORMATS)}")
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
         remedy = "run: pip install 'paceline[plots]'"
         raise InvalidParameter("matplotlib", "is not installed, and plots need it", remedy) from None
-    return check_file("path", path)
+    return check_file(field, path)
 
 
 def _draw_curves(axes: Any, chart: Chart) -> None:
