@@ -19,6 +19,7 @@ from paceline.cli.groups import Drafting
 from paceline.cli.main import app, main
 from paceline.config import SpeculativeConfig
 from paceline.errors import HeadWarning, InvalidParameter, PacelineError
+from paceline.models.numba_executor.conversions import place_of
 
 runner = CliRunner()
 
@@ -97,17 +98,20 @@ def test_models_lists_the_default_model():
     assert options.DEFAULT_MODEL in invoke("models")
 
 
-def test_models_tells_how_to_remove_weights_of_other_versions(tmp_path, monkeypatch):
+def test_models_deletes_weights_of_other_versions_where_it_is_told_to(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    assert "rm -r" not in invoke("models")
+    assert "--remove-unread" not in invoke("models")
     old = tmp_path / "converted" / "abc def-int8-0"
     old.mkdir(parents=True)
     (old / "head.npy").write_bytes(b"0" * 3_000_000)
-    assert (
-        f"3 MB of it are weights that another version of paceline converted; to remove them: rm -r '{old}'"
-        in invoke("models")
-    )
+    told = "3 MB of it are weights that another version of paceline converted; to delete them: "
+    assert told + "paceline models --remove-unread" in invoke("models")
     assert json.loads(invoke("models", "--json"))["unread"] == [{"path": str(old), "bytes": 3_000_000}]
+    own = place_of(tmp_path, "abc", "int8")
+    own.mkdir()
+    result = runner.invoke(app, ["models", "--remove-unread", "--json"])
+    assert json.loads(result.stdout)["unread"] == [] and result.stderr == "3 MB of converted weights deleted\n"
+    assert own.exists() and not old.exists()
 
 
 @pytest.mark.parametrize(
