@@ -85,7 +85,7 @@ def profile(
     show_table(_splits(made), standard_output)
     if found:
         show_table(_runs(found), standard_output)
-    print(_verdict(where, found, scale))
+    print(_verdict(where, found, scale, is_measured=tuned is not None))
 
 
 def _config(model: str) -> "tuple[str, ModelConfig]":
@@ -165,10 +165,12 @@ def _runs(found: "list[Comparison]") -> Table:
     return table
 
 
-def _verdict(where: str, found: "list[Comparison]", scale: float) -> str:
+def _verdict(where: str, found: "list[Comparison]", scale: float, is_measured: bool) -> str:
     """A line with the source of the times and their error."""
     from paceline.placement.profiling.compare import typical_error
 
+    if not found and is_measured:
+        return f"from {where}; not compared with the times of requests (--benchmark)"
     if not found:
         return f"from {where}; nothing was measured to hold it against: times may be off by a factor of 2 (--benchmark)"
     held = typical_error(found, held_out=True)

@@ -176,6 +176,17 @@ def test_a_token_budget_goes_before_the_tuned_one(words, budget, tmp_path: Path)
     assert json.loads(done.stdout)["profiles"]["m"][0]["tokens"]["token_budget"] == budget
 
 
+@pytest.mark.parametrize(
+    ("source", "says"), [("--tuned", "not compared with the times of requests"), ("--device", "off by a factor of 2")]
+)
+def test_only_a_data_sheet_may_be_off_by_a_factor(source, says, tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(SMOL))
+    (tmp_path / "tuned.json").write_text(json.dumps(TUNED))
+    value = "l4" if source == "--device" else str(tmp_path / "tuned.json")
+    done = CliRunner().invoke(app, ["profile", str(tmp_path), source, value, "--name", "m"])
+    assert done.exit_code == 0 and says in done.stdout.replace("\n", " ")
+
+
 def test_the_command_writes_profiles_that_place_reads(tmp_path: Path):
     (tmp_path / "smol").mkdir()
     (tmp_path / "smol" / "config.json").write_text(json.dumps(SMOL))
