@@ -11,7 +11,7 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.groups import Drafting, grouped
 from paceline.cli.serve import need_extras
-from paceline.cli.terminal import messages, progress_bars, telling_end
+from paceline.cli.terminal import messages, number_of, progress_bars, telling_end
 from paceline.disk import check_placed_file, is_device
 from paceline.errors import InvalidParameter
 
@@ -102,4 +102,4 @@ async def _run(model: str, speculative: Any, engine: dict[str, Any], requests: l
             await run_batch(front, requests, write)
     finally:
         await backend.close()
-    messages.print(f"{len(requests)} lines added to {target}", soft_wrap=True)
+    messages.print(f"{number_of(len(requests), 'line')} added to {target}", soft_wrap=True)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from paceline.cli.terminal import number_of
 from paceline.errors import InvalidParameter
 from paceline.placement import Case, Cluster, PlacedModel, Placement, SimulationResult
 from paceline.placement.coplacement import CoPlan
@@ -226,7 +227,7 @@ def cost_summary(cluster: Cluster, price: float | None, tried: Mapping[int, floa
     """A line with what `cost_record` has."""
     total = cluster.price if price is None else cluster.num_devices * price
     cost = f", {total:g} per hour" if total else ""
-    devices = f"{described(cluster)}" if cluster.types else f"{cluster.num_devices} devices"
+    devices = f"{described(cluster)}" if cluster.types else number_of(cluster.num_devices, "device")
     others = ", ".join(f"{devices}: {_percent(reached)}" for devices, reached in tried.items())
     return f"{devices}{cost}" + (f" (attainment by devices: {others})" if others else "")
 
@@ -239,14 +240,12 @@ def roles_record(found: SeparateRoles) -> dict[str, Any]:
 
 def roles_summary(found: SeparateRoles, attainment: float) -> str:
     """A line with what `roles_record` has, beside the plan's attainment."""
-    reads, writes = found.prefill.num_devices, found.decode.num_devices
+    reads, writes, pairs = found.prefill.num_devices, found.decode.num_devices, number_of(found.tried, "pair")
     if not reads or not writes:
-        return (
-            f"no devices that only read prompts or only generate answer a request in time ({found.tried} pairs tried)"
-        )
+        return f"no devices that only read prompts or only generate answer a request in time ({pairs} tried)"
     verdict = "more" if found.slo_attainment > attainment else "no more"
     told = f"{_percent(found.slo_attainment)} of requests in time, {verdict} than where every group does both"
-    return f"{reads} devices that only read prompts and {writes} that only generate: {told} ({found.tried} pairs tried)"
+    return f"{number_of(reads, 'device')} for prompts only and {writes} for decoding only: {told} ({pairs} tried)"
 
 
 def search_chart(plan: Plan) -> Chart:

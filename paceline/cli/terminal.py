@@ -111,6 +111,11 @@ def progress_bars() -> Iterator[NamedProgress]:
         yield progress
 
 
+def number_of(count: int, noun: str) -> str:
+    """`count` and `noun`, which ends in an s where the count is not 1."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 @contextmanager
 def telling_end(kept: str) -> Iterator[None]:
     """After Ctrl-C, print in one line what is kept or lost: the interrupt's own message, else `kept`."""

@@ -56,7 +56,7 @@ def test_the_exit_code_says_whether_every_request_has_an_answer(make_llm, tmp_pa
         ended = CliRunner().invoke(app, ["batch", str(source), str(target)])
         return ended.exit_code, " ".join(ended.stderr.split())
 
-    assert run() == (0, f"1 lines added to {target}")
+    assert run() == (0, f"1 line added to {target}")
     written(source, [line("a", prompt="x"), line("b", prompt="x", temperature=-1), line("c", prompt="x")])
     refused = f"1 of 3 requests were refused: see the lines of {target} whose status_code is not 200; remove them"
     code, said = run()
@@ -66,7 +66,7 @@ def test_the_exit_code_says_whether_every_request_has_an_answer(make_llm, tmp_pa
     kept = [each for each in target.read_text().splitlines() if json.loads(each)["response"]["status_code"] == 200]
     target.write_text("".join(f"{each}\n" for each in kept))
     written(source, [line(name, prompt="x") for name in "abc"])
-    assert run() == (0, f"2 of 3 are answered already 1 lines added to {target}")
+    assert run() == (0, f"2 of 3 are answered already 1 line added to {target}")
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):

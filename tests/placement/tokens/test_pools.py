@@ -100,7 +100,7 @@ def test_the_command_compares_both(tmp_path):
     (tmp_path / "case.json").write_text(json.dumps(values))
     command = ["place", "--case", str(tmp_path / "case.json"), "--pools", "10", "--no-held-out", "--effort", "20000"]
     told = CliRunner().invoke(app, command)
-    assert told.exit_code == 0 and "that only read prompts and" in told.stdout
+    assert told.exit_code == 0 and "for prompts only and" in told.stdout
     record = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
     assert 0 < record["pools"]["tried"] <= MOST_SHARES and len(record["pools"]["decode"]) in (1, 2)
     (tmp_path / "plan.json").write_text(json.dumps(record))
