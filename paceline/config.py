@@ -218,12 +218,20 @@ class EngineConfig:
         return replace(self, **one)
 
 
-def from_mapping(cls: type[_T], values: Mapping[str, Any]) -> _T:
-    """An instance of the dataclass `cls`. Raises InvalidParameter for an unknown key, listing the known ones."""
+def from_mapping(cls: type[_T], values: Mapping[str, Any], beside: tuple[str, ...] = ()) -> _T:
+    """An instance of the dataclass `cls`.
+
+    Args:
+        beside: further names that the caller knows, for the message.
+
+    Raises:
+        InvalidParameter: an unknown key; the message lists the known ones.
+    """
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     unknown = [key for key in values if key not in known]
     refuse(unknown, ENGINE if cls is EngineConfig else SPECULATIVE)
     for key in unknown:
-        close = "".join(f"did you mean {each}? " for each in get_close_matches(str(key), known, 1))
-        raise InvalidParameter(key, "is an unknown configuration key", f"{close}use one of {', '.join(known)}")
+        names = [*beside, *known]
+        close = "".join(f"did you mean {each}? " for each in get_close_matches(str(key), names, 1))
+        raise InvalidParameter(key, "is an unknown configuration key", f"{close}use one of {', '.join(names)}")
     return cls(**values)

@@ -65,7 +65,7 @@ class LLM:
                 problem = "is vLLM's word for speculative, which is given too"
                 raise InvalidParameter("speculative_config", problem, "leave one of the two out")
             speculative = engine.pop("speculative_config")
-        model, config = str(model), from_mapping(EngineConfig, engine)
+        model, config = str(model), from_mapping(EngineConfig, engine, ("model", "speculative", "progress"))
         wanted = SpeculativeConfig.of(speculative)
         _start_compiler(model, config)
         self._set_up(load(model, config, progress), config, wanted, progress, Turnstile())

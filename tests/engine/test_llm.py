@@ -296,6 +296,11 @@ def test_an_argument_of_vllms_is_refused_with_ours_and_a_wrong_one_as_python_doe
             call("abc", SHORT, no_such_argument=1)
 
 
+def test_a_misspelt_argument_of_an_llms_own_is_recognised():
+    with pytest.raises(InvalidParameter, match=r"^speculativ: .*did you mean speculative\? use one of model, spec"):
+        LLM("smollm2-135m", speculativ="ngram")
+
+
 def test_no_limit_is_the_models_length(llm):
     [output] = llm.generate("abc", SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))  # type: ignore[arg-type]
     assert len(output.token_ids) == llm.max_model_len - 3 and output.finish_reason == "length"
