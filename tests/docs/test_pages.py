@@ -104,3 +104,13 @@ def test_names_that_examples_import_are_there(path):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paceline"):
                 module = import_module(node.module or "")
                 assert all(hasattr(module, name.name) for name in node.names), ast.unparse(node)
+
+
+@pytest.mark.weights
+def test_the_guide_to_clients_saves_a_tokenizer_that_transformers_reads(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    [saving, *_] = re.findall(r"^```python\n(.*?)^```", (DOCS / "clients.md").read_text(), re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    exec(saving, {})
+    read = transformers.AutoTokenizer.from_pretrained(tmp_path / "tok")
+    assert read.decode(read("Name a river.")["input_ids"]) == "Name a river."
