@@ -116,11 +116,12 @@ def _parallel_model(checkpoint: Checkpoint, config: EngineConfig, name: str, pro
 def _numba_model(checkpoint: Checkpoint, config: EngineConfig, name: str, progress: NamedProgress) -> CausalLM:
     from paceline.models.numba_executor.executor import NumbaModel
 
+    form = "" if config.dtype == "auto" else f" to {config.dtype}"
     model = NumbaModel(
         checkpoint,
         config.dtype,
         config.num_threads,
-        lambda done, total: progress(f"converting {name} to {config.dtype} (once)", done, total),
+        lambda done, total: progress(f"converting {name}{form} (once)", done, total),
         config.kv_cache_dtype,
     )
     progress("preparing kernels (compiled once, about 20 s)", 0, 1)

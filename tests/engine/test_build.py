@@ -39,3 +39,14 @@ def test_the_cuda_executor_warns_where_it_runs_on_the_cpu():
     pytest.importorskip("paceline.models.cuda_executor")
     with pytest.warns(UserWarning, match="the cuda executor runs on the CPU"):
         load_executor(RandomCheckpoint(small_config()), EngineConfig(executor="cuda", dtype="float32"), "small", silent)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "says"), [("auto", "converting tiny (once)"), ("int8", "converting tiny to int8 (once)")]
+)
+def test_a_conversion_names_the_dtype_that_was_asked_for(dtype, says, tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.models.numba_executor.weights.cache_dir", lambda: tmp_path)
+    told: list[str] = []
+    checkpoint, config = RandomCheckpoint(small_config()), EngineConfig(dtype=dtype, num_threads=1)
+    load_executor(checkpoint, config, "tiny", lambda what, *_: told.append(what))
+    assert says in told
