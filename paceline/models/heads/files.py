@@ -83,6 +83,9 @@ def layout_of(files: HeadFiles) -> Layout:
     for layout in LAYOUTS:
         if layout.matches(files):
             return layout
+    if any(name.startswith("model.layers.") for name in files.tensors) and "model.embed_tokens.weight" in files.tensors:
+        remedy = "draft with it, as --draft-model beside --draft draft_model"
+        raise UnsupportedModel(f"{files.path}: is a model and not a draft head; {remedy}")
     names = ", ".join(layout.name for layout in LAYOUTS)
     raise UnsupportedModel(
         f"{files.path}: of no known layout (tensors {', '.join(list(files.tensors)[:4])}, ...); known are {names}"

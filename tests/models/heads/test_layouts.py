@@ -367,6 +367,13 @@ def test_files_of_no_layout_are_told_apart(tmp_path: Path) -> None:
         read_head(put(tmp_path, {"model_type": "bert"}, {"pooler.weight": normal(2, 2)}))
 
 
+def test_a_whole_model_is_no_head_and_says_how_it_drafts(tmp_path: Path) -> None:
+    names = ("model.embed_tokens.weight", "model.norm.weight", "model.layers.0.mlp.down_proj.weight")
+    folder = put(tmp_path, {"model_type": "llama"}, {name: normal(2, 2) for name in names})
+    with pytest.raises(UnsupportedModel, match=r"is a model and not a draft head; .* beside --draft draft_model"):
+        read_head(folder)
+
+
 def test_sglang_is_only_given_what_it_computes(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="fc_norm"):
         save_head(random_head(OURS["eagle3.1"]), tmp_path, layout="sglang")
