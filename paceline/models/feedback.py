@@ -58,8 +58,9 @@ def read_card(checkpoint: Checkpoint) -> tuple[Sparse, np.ndarray]:
         sparse = Sparse(int(values["window"]), int(values["num_sinks"]))
         mix = np.asarray(values["mix"], np.float32).reshape(-1)
     except (AttributeError, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
-        problem = f"no {CARD} beside it describes a feedback memory ({first_line(error)})"
-        raise CorruptWeights(f"{problem}: make one with paceline train draft --sparse") from None
+        place = getattr(checkpoint, "path", "this draft")
+        problem = f"{place}: no {CARD} beside the weights describes a feedback memory ({first_line(error)})"
+        raise CorruptWeights(f"{problem}; make one with paceline train draft --sparse") from None
     limit, size = checkpoint.config.max_position_embeddings, checkpoint.config.num_hidden_layers
     if not 0 < sparse.window <= limit or not 0 <= sparse.num_sinks <= limit:
         problem = f"feedback: a window of {sparse.window} tokens and {sparse.num_sinks} sinks"
