@@ -79,6 +79,11 @@ def _print(search, paths, num_nodes: int) -> None:
         chain, best = search.chain(size), search.paths(size)
         table.add_row(str(size), f"{search.tokens_per_pass(chain):.3f}", f"{search.tokens_per_pass(best):.3f}")
     show_table(table, output)
+    if not paths:
+        messages.print(
+            "No guess of the draft was right, so there is no tree: use another draft model, or train this one."
+        )
+        return
     gain = search.tokens_per_pass(paths) / search.tokens_per_pass(search.chain(num_nodes))
     messages.print(
         f"With {num_nodes} nodes the best tree is expected to give {gain:.2f} times the tokens per pass of a chain."

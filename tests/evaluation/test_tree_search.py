@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from paceline.cli.tree import _print as show
 from paceline.errors import InvalidParameter
 from paceline.evaluation.accuracy import rank_counts
 from paceline.evaluation.tree_search import TreeSearch, measure
@@ -37,6 +38,13 @@ def test_the_target_as_its_own_draft_is_always_right_first(tiny, target):
     assert search.accuracies == (1.0, 0.0, 0.0)
     assert search.paths(9) == search.chain(9) == [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
     assert search.tokens_per_pass(search.paths(9)) == 5
+
+
+def test_a_draft_that_is_never_right_gets_no_option_to_copy(capsys):
+    search = TreeSearch((0.0, 0.0), 8, 2)
+    show(search, search.paths(4), 4)
+    told = capsys.readouterr()
+    assert "No guess of the draft was right" in " ".join(told.err.split()) and "--draft-option" not in told.out
 
 
 def test_counts_are_the_ranks_one_token_at_a_time(engine_for):
