@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 from dataclasses import replace
+from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -166,7 +167,8 @@ def _path_of(name: str) -> tuple[str, str, str]:
     module, _, attribute = _DRAFTERS.get(name, name).partition(":")
     remedy = f"use one of {AUTO}, none, {', '.join(_DRAFTERS)}, or 'package.module:ClassName'"
     if not module or not attribute or module.startswith("."):
-        raise InvalidParameter("drafter", f"{name!r} is unknown", remedy)
+        close = "".join(f"did you mean {each}? " for each in get_close_matches(name, (AUTO, "none", *_DRAFTERS), 1))
+        raise InvalidParameter("drafter", f"{name!r} is unknown", close + remedy)
     return module, attribute, remedy
 
 

@@ -43,7 +43,11 @@ def test_a_path_leads_into_the_current_folder_which_the_command_does_not_search(
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("ngrams", {}, "drafter: 'ngrams' is unknown; use one of auto, none, plain, ngram, suffix"),
+        (
+            "ngrams",
+            {},
+            r"drafter: 'ngrams' is unknown; did you mean ngram\? use one of auto, none, plain, ngram",
+        ),
         ("ngram", {"max_ngram": 3}, "max_ngram: .* prompt_lookup_max, prompt_lookup_min, occurrence"),
         ("plain", {"k": 3}, "k: .* its options are: none"),
         ("no.such.module:Thing", {}, "no module 'no'"),

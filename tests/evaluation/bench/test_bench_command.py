@@ -65,7 +65,7 @@ def command(tiny, monkeypatch, tmp_path):
 
 def test_the_object_that_scripts_read(command, tmp_path):
     page, run = tmp_path / "run.html", tmp_path / "run.jsonl"
-    result = command("--drafts", "ngram,nope", "--json", "--html", str(page), "-o", str(run))
+    result = command("--drafts", "ngram,medusa:no/such/head", "--json", "--html", str(page), "-o", str(run))
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout.splitlines()[-1])
     assert list(record["arms"]) == ["plain", "plain (again)", "ngram"]
@@ -75,7 +75,7 @@ def test_the_object_that_scripts_read(command, tmp_path):
         assert arm["tokens_per_pass"] >= 1
     assert record["arms"]["plain"]["tokens_per_pass"] == 1
     assert record["noise_floor"] > 0
-    assert "nope" in record["skipped"]
+    assert "no/such/head" in record["skipped"]["medusa:no/such/head"]
     assert {table["family"] for table in record["tables"]} == {"all", "a", "b"}
     assert len(run.read_text().splitlines()) == 1 + 3 * 8
     text = page.read_text()
