@@ -344,4 +344,4 @@ def _show(predictions: "Sequence[Prediction]", record: dict[str, Any]) -> None:
         )
     for engine, told in record["flags"].items():
         text = told["flags"] or "cannot express this drafter"
-        output.print(f"{engine}: {text}  ({told['source']}) {told['remark']}", soft_wrap=True)
+        output.print(f"{engine}: {text}  ({told['source']}) {told['remark']}".rstrip(), soft_wrap=True)

@@ -38,7 +38,7 @@ def flags_for(engine: str, spec: Mapping[str, Any] | None, k: int = 0) -> dict[s
     known = json.loads((_FOLDER / f"{engine}.json").read_text(encoding="utf-8"))
     told = {name: known[name] for name in ("remark", "seen", "source")}
     if spec is None:
-        return {"flags": known["none"], **told}
+        return {"flags": known["none"], **told, "remark": ""}  # remarks are about drafting
     template = known["methods"].get(spec["method"])
     if template is None and _is_ours(spec["method"]):
         template = known["methods"].get(ANY)

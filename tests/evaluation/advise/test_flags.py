@@ -64,6 +64,7 @@ def test_flags_of_every_engine(engine):
     assert "5" in told["flags"]
     assert "4" in flags_for(engine, {"method": "ngram"}, 4)["flags"]
     assert flags_for(engine, None)["flags"]
+    assert flags_for(engine, None)["remark"] == ""
     assert flags_for(engine, {"method": "from the file"}, 4)["flags"] is None
     assert (flags_for(engine, {"method": "layer_skip"}, 4)["flags"] is None) == (engine != "paceline")
     assert told["source"]
