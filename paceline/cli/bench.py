@@ -11,6 +11,7 @@ from rich.table import Table as RichTable
 from paceline.cli import options as o
 from paceline.cli.groups import Machine, grouped
 from paceline.cli.terminal import messages, output, progress_bars, show_table
+from paceline.config import SpeculativeConfig
 from paceline.disk import check_placed_file
 from paceline.errors import InvalidParameter
 
@@ -117,7 +118,8 @@ class Arms:
     policy: Annotated[str | None, o.option(WHAT, "--policy", help="Draft length.")] = None
 
     def specs(self) -> dict[str, dict[str, Any]]:
-        """Label to configuration of the arms on this machine."""
+        """Label to configuration of the arms on this machine, whose drafters exist."""
+        from paceline.drafters.registry import check_drafter
         from paceline.evaluation.bench.own_arms import AGAIN, PLAIN, specs_of
 
         lengths = self.num_draft_tokens
@@ -128,7 +130,10 @@ class Arms:
         drafts, texts, taken = o.names(self.drafts), self.spec or [], (PLAIN, AGAIN)
         if not (drafts or texts or self.url):
             raise InvalidParameter("drafts", "names no drafter", "name some, or give --spec or --url")
-        return specs_of(drafts, every, texts, taken, rule=self.rule, policy=self.policy)
+        found = specs_of(drafts, every, texts, taken, rule=self.rule, policy=self.policy)
+        for spec in found.values():
+            check_drafter(SpeculativeConfig.of(spec))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

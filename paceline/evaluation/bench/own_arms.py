@@ -4,8 +4,6 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from paceline.config import SpeculativeConfig
-from paceline.drafters.registry import check_drafter
 from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
 from paceline.evaluation.bench.arms import WARM_UP, Arm, EngineArm
@@ -56,17 +54,7 @@ def specs_of(
 
 
 def own_arms(llm: LLM, specs: Mapping[str, Mapping[str, Any]], raw: bool = False) -> tuple[list[Arm], dict[str, str]]:
-    """(arms of plain decoding, twice, and of every configuration that works; label to error message of the others).
-
-    Raises:
-        InvalidParameter: a drafter of that name or a key does not exist, wherever it runs.
-    """
-    for spec in specs.values():
-        wanted = SpeculativeConfig.of(spec)
-        try:
-            check_drafter(wanted)
-        except InvalidParameter as error:
-            raise error.about("drafts") from None
+    """(arms of plain decoding, twice, and of every configuration that works; label to error message of the others)."""
     arms: list[Arm] = [EngineArm(llm, label, PLAIN, _PLAIN_SPEC, raw) for label in (PLAIN, AGAIN)]
     skipped: dict[str, str] = {}
     for label, spec in specs.items():

@@ -167,7 +167,7 @@ def test_a_server_whose_speculation_is_off_is_named():
     ("arguments", "field"),
     [(["--families", "nope"], "families"), (["--precision", "3"], "precision"), (["-c", "x"], "concurrency"),
      (["--gate", "x>y"], "gate"), (["--spec", "x={"], "spec"), (["--rounds", "0"], "rounds"),
-     (["--slo", "ttft=5"], "slo"), (["--drafts", "nope"], "drafts"), (["--prompts", "long:x"], "prompts"),
+     (["--slo", "ttft=5"], "slo"), (["--drafts", "nope"], "drafter"), (["--prompts", "long:x"], "prompts"),
      (["--turns", "last"], "turns"), (["--prompts", "/dev/null"], "prompts"), (["--per-family", "-1"], "per_family"),
      (["--per-family", "0"], "per_family"), (["--temperature", ""], "temperature"), (["-c", ""], "concurrency"),
      (["--rate", ""], "rate"), (["-k", ""], "num_draft_tokens")],
