@@ -79,6 +79,23 @@ def test_an_answer_goes_into_the_prompt_without_its_thoughts():
     assert tokenizer(template="{{ messages[1].content }}").apply_chat_template(turns).startswith("<think>")
 
 
+@pytest.mark.parametrize(
+    ("turn", "rendered"),
+    [
+        ({"content": None, "reasoning_content": "Ask."}, "Ask.|"),
+        ({"content": "<think>Ask.</think>\n"}, "Ask.|"),
+        ({"content": "Wait.", "reasoning_content": "Ask."}, "|Wait."),
+        ({"content": "", "thinking": "As given."}, "As given.|"),
+    ],
+)
+def test_thoughts_before_a_call_stay_in_the_prompt(turn, rendered):
+    """The published template refuses a turn with calls that has both thoughts and a content."""
+    template = "<|channel|>{{ messages[0].thinking }}|{{ messages[0].content }}"
+    calls = [{"type": "function", "function": {"name": "clock", "arguments": "{}"}}]
+    told = tokenizer(template=template).apply_chat_template([{"role": "assistant", "tool_calls": calls, **turn}])
+    assert told == f"<|channel|>{rendered}"
+
+
 def test_stop_strings_end_the_text_as_it_is_told():
     assert told(THOUGHT + FINAL, stop=["</think>"]) == "<think>Is it so?"
 

@@ -14,7 +14,7 @@ from paceline.errors import InvalidParameter
 
 _REMEDY = "give a list of {'role': ..., 'content': ...}"
 _TEXTS = ("text", "input_text", "output_text")
-_THOUGHTS = re.compile(r"\A<think>.*?(?:</think>\s*|\Z)", re.DOTALL)
+_THOUGHTS = re.compile(r"\A<think>(.*?)(?:</think>\s*|\Z)", re.DOTALL)
 
 
 def plain_messages(messages: Any) -> list[dict[str, Any]]:
@@ -30,14 +30,21 @@ def plain_messages(messages: Any) -> list[dict[str, Any]]:
     return [_plain(f"messages[{number}]", message) for number, message in enumerate(messages)]
 
 
-def without_thoughts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The turn without the thoughts of the assistant before its answer.
+def thoughts_apart(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The turn with the assistant's thoughts, tagged or as `reasoning_content`, where gpt-oss's template expects them.
 
-    Models that write the tags have templates that leave them out.
+    It repeats them, as `thinking`, before the calls of a turn that says nothing else, and leaves out those before an
+    answer. Models that write the tags have templates that know them.
     """
-    if message.get("role") != "assistant" or not isinstance(message.get("content"), str):
+    content = message.get("content") or ""
+    if message.get("role") != "assistant" or not isinstance(content, str):
         return message
-    return {**message, "content": _THOUGHTS.sub("", message["content"])}
+    tagged = _THOUGHTS.match(content)
+    said = content[tagged.end() :] if tagged else content
+    thoughts = message.get("reasoning_content") or (tagged[1] if tagged else "")
+    if thoughts and not said and message.get("tool_calls"):
+        return {"thinking": thoughts, **message, "content": ""}
+    return {**message, "content": said} if tagged else message
 
 
 def _plain(name: str, message: Any) -> dict[str, Any]:

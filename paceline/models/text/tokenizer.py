@@ -18,7 +18,7 @@ from paceline.errors import InvalidParameter
 from paceline.models.fields import Fields
 from paceline.models.text.chat_template import ChatTemplate
 from paceline.models.text.gguf_vocabulary import backend_from_gguf
-from paceline.models.text.messages import without_thoughts
+from paceline.models.text.messages import thoughts_apart
 
 Scheme = Literal["byte_level", "sentencepiece"]
 """How a token's name spells its bytes: GPT-2's letters for bytes, or text with ``▁`` for a space and ``<0x0A>``."""
@@ -235,7 +235,7 @@ class Tokenizer:
         if source not in self._templates:
             self._templates[source] = ChatTemplate(source, self._template_variables)
         if self.speaks_harmony:  # its template does not know the tags
-            messages = [without_thoughts(message) for message in messages]
+            messages = [thoughts_apart(message) for message in messages]
         return self._templates[source].render(messages, add_generation_prompt, variables)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
