@@ -5,12 +5,11 @@ Not for what one request asks (`types.SamplingParams`) or for the shape of a mod
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from numbers import Real
 from os import PathLike
 from typing import Any, Literal, TypeVar
 
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, nearest
 from paceline.limits import is_whole
 from paceline.vllm_names import ENGINE, SPECULATIVE, constructor_knows_vllm, in_our_words, refuse
 
@@ -232,6 +231,6 @@ def from_mapping(cls: type[_T], values: Mapping[str, Any], beside: tuple[str, ..
     refuse(unknown, ENGINE if cls is EngineConfig else SPECULATIVE)
     for key in unknown:
         names = [*beside, *known]
-        close = "".join(f"did you mean {each}? " for each in get_close_matches(str(key), names, 1))
-        raise InvalidParameter(key, "is an unknown configuration key", f"{close}use one of {', '.join(names)}")
+        remedy = f"{nearest(key, names)}use one of {', '.join(names)}"
+        raise InvalidParameter(key, "is an unknown configuration key", remedy)
     return cls(**values)

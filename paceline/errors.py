@@ -22,6 +22,8 @@ for. Texts do not change in these cases; generation is only slower.
 
 import logging
 import warnings
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class DrafterWarning(UserWarning):
@@ -132,3 +134,8 @@ class RequestRejected(PacelineError):
 
 class GroupLost(PacelineError):
     """An accepted request cannot be answered: no group is left that could take it over, even after restarts."""
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """How a remedy begins where one of the `known` names is much like `name`: "did you mean ngram? "; else empty."""
+    return "".join(f"did you mean {each}? " for each in get_close_matches(str(name), list(known), 1))

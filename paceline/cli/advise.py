@@ -304,7 +304,7 @@ def _validate(
 ) -> tuple[list[dict[str, Any]] | None, bool]:  # fmt: skip
     """The best candidates and two others, measured against plain decoding: predicted and measured side by side.
 
-    Also whether Ctrl-C ended it; then there is what was measured before.
+    Also whether Ctrl-C ended it; then there is what was measured before, or None if nothing was.
     """
     from paceline.evaluation.advise.validate import validate
 

@@ -7,7 +7,6 @@ import inspect
 import os
 import sys
 from dataclasses import replace
-from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from paceline.config import SpeculativeConfig
 from paceline.drafters.base import Drafter
 from paceline.drafters.services import DraftServices
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, nearest
 from paceline.models.architecture.size import bytes_per_pass
 from paceline.models.base import NORMED, RunsHeads
 from paceline.models.heads.registry import best_head
@@ -167,7 +166,7 @@ def _path_of(name: str) -> tuple[str, str, str]:
     module, _, attribute = _DRAFTERS.get(name, name).partition(":")
     remedy = f"use one of {AUTO}, none, {', '.join(_DRAFTERS)}, or 'package.module:ClassName'"
     if not module or not attribute or module.startswith("."):
-        close = "".join(f"did you mean {each}? " for each in get_close_matches(name, (AUTO, "none", *_DRAFTERS), 1))
+        close = nearest(name, (AUTO, "none", *_DRAFTERS))
         raise InvalidParameter("drafter", f"{name!r} is unknown", close + remedy)
     return module, attribute, remedy
 

@@ -118,9 +118,9 @@ def seed_oss(fields: Fields) -> dict[str, Any]:
     return {"attention_out_bias": fields.flag("attention_out_bias", False)}
 
 
-def biased(fields: Fields) -> dict[str, Any]:
-    """Biases on all linear layers or on none, as ``use_bias`` says."""
-    return dict.fromkeys(("attention_bias", "attention_out_bias", "mlp_bias"), fields.flag("use_bias", False))
+def biased(fields: Fields, unsaid: bool = False) -> dict[str, Any]:
+    """Biases on all linear layers or on none, as ``use_bias`` says; `unsaid` where it is missing."""
+    return dict.fromkeys(("attention_bias", "attention_out_bias", "mlp_bias"), fields.flag("use_bias", unsaid))
 
 
 def ungated(fields: Fields) -> dict[str, Any]:
@@ -129,10 +129,8 @@ def ungated(fields: Fields) -> dict[str, Any]:
 
 
 def starcoder2(fields: Fields) -> dict[str, Any]:
-    """StarCoder2: layer norms, no gate, and biases where ``use_bias`` says so."""
-    return ungated(fields) | dict.fromkeys(
-        ("attention_bias", "attention_out_bias", "mlp_bias"), fields.flag("use_bias", True)
-    )
+    """StarCoder2: layer norms, no gate, and biases unless ``use_bias`` is false."""
+    return ungated(fields) | biased(fields, unsaid=True)
 
 
 def cohere(fields: Fields) -> dict[str, Any]:

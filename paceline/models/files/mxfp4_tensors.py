@@ -35,16 +35,19 @@ class Mxfp4Matrix:
 
     def values(self) -> np.ndarray:
         """The weights [k, n] as float32."""
-        codes = np.stack([self.bytes & 15, self.bytes >> 4], axis=-1).reshape(*self.exponents.shape, _GROUP)
-        scales = np.ldexp(np.float32(1), self.exponents.astype(np.int32) - 127)
+        codes, scales = self._codes(), np.ldexp(np.float32(1), self.exponents.astype(np.int32) - 127)
         return (_VALUES[codes] * scales[..., None]).reshape(len(codes), -1).T
 
     def blocks(self, layer: str) -> StoredBlocks:
         """Rows [n, bytes] of GGUF's blocks: the exponent, then bytes with codes i and i + 16."""
-        codes = np.stack([self.bytes & 15, self.bytes >> 4], axis=-1).reshape(*self.exponents.shape, _GROUP)
+        codes = self._codes()
         nibbles = codes[..., :_BYTES] | codes[..., _BYTES:] << 4
         rows = np.concatenate([self.exponents[..., None], nibbles], axis=-1)
         return StoredBlocks("MXFP4", rows.reshape(len(rows), -1), 1 + _BYTES)
+
+    def _codes(self) -> np.ndarray:
+        """[n, k / 32, 32] in the order of the inputs; a byte has two of them, the lower half first."""
+        return np.stack([self.bytes & 15, self.bytes >> 4], axis=-1).reshape(*self.exponents.shape, _GROUP)
 
 
 @dataclass(frozen=True, slots=True)

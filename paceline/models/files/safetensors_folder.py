@@ -159,12 +159,10 @@ class SafetensorsCheckpoint:
             raise UnsupportedModel(
                 f"{self._folder}: {name} is stored as {entry.storage}; take the model in bfloat16, float16 or float32"
             )
-        count = math.prod(entry.shape)
         if entry.storage == "BF16":  # the upper half of a float32
-            upper = np.frombuffer(entry.data, np.uint16, count, entry.start)
-            return from_bfloat16(upper).reshape(entry.shape)
+            return from_bfloat16(entry.stored(np.uint16)).reshape(entry.shape)
         kind = np.float32 if entry.storage == "F32" else np.float16
-        return np.frombuffer(entry.data, kind, count, entry.start).astype(np.float32).reshape(entry.shape)
+        return entry.stored(kind).astype(np.float32).reshape(entry.shape)
 
     def _scale(self, name: str) -> np.ndarray:
         """The scale of a layer of 8 bits, finite."""
@@ -177,8 +175,7 @@ class SafetensorsCheckpoint:
         entry = self._entry(name)
         if entry.storage not in _WHOLE:
             return self._floats(name)
-        count = math.prod(entry.shape)
-        return np.frombuffer(entry.data, _WHOLE[entry.storage], count, entry.start).reshape(entry.shape)
+        return entry.stored(_WHOLE[entry.storage]).reshape(entry.shape)
 
     def _entry(self, name: str) -> StoredTensor:
         entry = self._entries.get(name)

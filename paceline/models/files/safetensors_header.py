@@ -39,9 +39,9 @@ class StoredTensor:
     storage: str
     shape: tuple[int, ...]
 
-    def stored(self) -> np.ndarray:
-        """The bytes, flat."""
-        return np.frombuffer(self.data, np.uint8, self.num_bytes, self.start)
+    def stored(self, kind: type[np.generic] = np.uint8) -> np.ndarray:
+        """The bytes as values of `kind`, flat."""
+        return np.frombuffer(self.data, kind, self.num_bytes // np.dtype(kind).itemsize, self.start)
 
     def part(self, number: int) -> "StoredTensor":
         """The part `number` of the first axis."""
