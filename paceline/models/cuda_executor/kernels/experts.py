@@ -94,6 +94,18 @@ def _group(experts, members, counts, num_pairs, TILE: tl.constexpr, BLOCK: tl.co
 
 
 @triton.jit
+def _pairs_of(
+    x, experts, members, first, count, num_inputs, TOP_K: tl.constexpr, GATE: tl.constexpr, BLOCK_M: tl.constexpr
+):  # fmt: skip
+    """The tile that begins with pair `first`: its expert, its pairs, which of these there are, and their lines of x."""
+    lane = tl.arange(0, BLOCK_M)
+    alive = lane < count
+    pair = tl.load(members + first * BLOCK_M + lane, mask=alive, other=0)
+    line = pair // TOP_K if GATE > 0 else pair
+    return tl.load(experts + first).to(tl.int64), pair, alive, x + line.to(tl.int64)[:, None] * num_inputs
+
+
+@triton.jit
 def _write(
     summed, second, bias, shares, out, pair, alive, expert, output, in_outputs, num_rows, num_outputs,
     TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr, GATE: tl.constexpr, SWAPS: tl.constexpr,
@@ -124,18 +136,15 @@ def _expert_product(
 ):  # fmt: skip
     """A tile of pairs times some outputs of their expert; gated, from rows of x, or else from lines of x by pair."""
     first, output = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inner, lane = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_M)
+    inner = tl.arange(0, BLOCK_K)
     wait_for_inputs(WAITS)
     count = tl.load(counts + first)
     if count == 0:
         let_next_begin(WAITS)
         return
-    alive, in_outputs = lane < count, output < num_outputs
-    pair = tl.load(members + first * BLOCK_M + lane, mask=alive, other=0)
-    expert = tl.load(experts + first).to(tl.int64)
+    in_outputs = output < num_outputs
+    expert, pair, alive, from_line = _pairs_of(x, experts, members, first, count, num_inputs, TOP_K, GATE, BLOCK_M)
     own = weight + (expert * num_outputs * (2 if GATE > 0 else 1) + output)[:, None] * num_inputs
-    line = pair // TOP_K if GATE > 0 else pair
-    from_line = x + line.to(tl.int64)[:, None] * num_inputs
     summed = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
     second = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, num_inputs, BLOCK_K):
@@ -161,18 +170,14 @@ def _expert_block_product(
 ):  # fmt: skip
     """As `_expert_product`, with weights in blocks."""
     first, output = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    lane = tl.arange(0, BLOCK_M)
     wait_for_inputs(WAITS)
     count = tl.load(counts + first)
     if count == 0:
         let_next_begin(WAITS)
         return
-    alive, in_outputs = lane < count, output < num_outputs
-    pair = tl.load(members + first * BLOCK_M + lane, mask=alive, other=0)
-    expert = tl.load(experts + first).to(tl.int64)
+    in_outputs = output < num_outputs
+    expert, pair, alive, from_line = _pairs_of(x, experts, members, first, count, num_inputs, TOP_K, GATE, BLOCK_M)
     own = expert * num_outputs * (2 if GATE > 0 else 1) + output
-    line = pair // TOP_K if GATE > 0 else pair
-    from_line = x + line.to(tl.int64)[:, None] * num_inputs
     kind: tl.constexpr = x.dtype.element_ty
     summed = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
     second = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
