@@ -27,6 +27,10 @@ EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 
 USUAL = {"query_pre_attn_scalar": 16}
 """The head's size: another scale of Gemma's queries cannot be said in GGUF. Nor can StarCoder2's window."""
 GEMMA = {**SIZES, "head_dim": 16, "query_pre_attn_scalar": 24}
+GEMMA4 = {
+    **SIZES, **WINDOW, "head_dim": 16, "global_head_dim": 32, "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
 
 
 def _longrope(rotated: int) -> dict:
@@ -67,6 +71,11 @@ def _configs():
         "gemma2-usual": t.Gemma2Config(**GEMMA | USUAL, **WINDOW, attn_logit_softcapping=5.0),
         "gemma3_text-usual": t.Gemma3TextConfig(**GEMMA | many | USUAL, **WINDOW, rope_parameters={
             "full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}),
+        "gemma4_text": t.Gemma4TextConfig(
+            **GEMMA4 | {"num_hidden_layers": 8, "layer_types": GEMMA4["layer_types"] * 2}, num_kv_shared_layers=4, use_double_wide_mlp=True,
+            hidden_size_per_layer_input=32, vocab_size_per_layer_input=VOCAB, final_logit_softcapping=4.0),
+        "gemma4_text-large": t.Gemma4TextConfig(
+            **GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0),
         "phi3": t.Phi3Config(**SIZES, pad_token_id=0, eos_token_id=2, **WINDOW),
         "phi3-long": t.Phi3Config(
             **SIZES | {"max_position_embeddings": 256}, pad_token_id=0, eos_token_id=2,
@@ -121,6 +130,9 @@ def tiny_models(tmp_path_factory):
         for name, parameter in model.named_parameters():
             is_scale = parameter.ndim == 1 and name.endswith("weight")
             torch.nn.init.normal_(parameter, mean=1.0 if is_scale else 0.0, std=STDS.get(name.rsplit(".", 1)[-1], 0.2))
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                torch.nn.init.normal_(buffer, mean=1.0, std=0.2)
         folder = tmp_path_factory.mktemp(family)
         model.save_pretrained(folder)
         models[family] = (folder, model)

@@ -19,7 +19,7 @@ FAMILIES = [
     "gpt2", "olmo3", "olmoe", "ministral3", "exaone4", "exaone4-small", "glm", "glm4", "seed_oss", "ernie4_5",
     "starcoder2", "stablelm", "gpt_oss",
     "cohere", "cohere2", "gpt_neox", "gpt_neox-serial",
-    "qwen2_5_vl_text", "qwen3_vl_text", "granitemoehybrid",
+    "qwen2_5_vl_text", "qwen3_vl_text", "granitemoehybrid", "gemma4_text", "gemma4_text-large",
 ]  # fmt: skip
 TOLERANCE = 1e-4
 PAGES = (3, 0, 5)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from paceline.models.architecture.experts import Experts, experts_from_gguf, experts_from_hf
 from paceline.models.architecture.families import FAMILIES, family_of_gguf, unknown_architecture
 from paceline.models.architecture.family import MOST_LAYERS, Family
+from paceline.models.architecture.layer_sizes import PER_LAYER, LayerSizes, largest, values_apart
 from paceline.models.architecture.rope import DEFAULT_THETA, rope_from_gguf, rope_from_hf
 from paceline.models.architecture.windows import windows_from_gguf, windows_from_hf
 from paceline.models.fields import LARGEST, Fields, refuse, shown
@@ -50,8 +51,13 @@ class ModelConfig:
             where it differs. layers_without_rope: layers whose queries and keys are not rotated.
         windows: sliding window of each layer, in keys with the row's own included; 0 for full attention. Empty where
             all layers have full attention.
+        layer_sizes: of each layer, where they differ; `head_dim`, `num_key_value_heads` and `intermediate_size` are
+            then the largest. Empty where all layers are alike (see `sizes`).
+        hidden_size_per_layer_input: width of the embeddings that each layer has of its own (Gemma 4); 0 for none.
+        layer_scalars: whether each layer's output is multiplied by a number of its own.
         attention_bias: of query, key and value. attention_out_bias: of the output projection.
         qk_norm: RMS norms of queries and keys, over each head or over ``all`` of them together (`qk_norm_over`).
+            value_norm: RMS norms of values over each head, without weights.
         norm: RMS norm, or ``layer`` norm with mean subtraction and, if `norm_bias`, a bias. pre_norms, post_norms:
             norms before and after attention and feed-forward; a post-norm is applied before the residual is added.
         parallel: attention and feed-forward read the same hidden states, and what both give is added.
@@ -82,12 +88,16 @@ class ModelConfig:
     rope_local_theta: float | None = None
     layers_without_rope: tuple[int, ...] = ()
     windows: tuple[int, ...] = ()
+    layer_sizes: tuple[LayerSizes, ...] = ()
+    hidden_size_per_layer_input: int = 0
+    layer_scalars: bool = False
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     attention_out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
     qk_norm_over: Literal["head", "all"] = "head"
+    value_norm: bool = False
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = True
     pre_norms: bool = True
@@ -114,10 +124,13 @@ class ModelConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or not 1 <= value <= LARGEST:
                 raise refuse(name, f"{shown(value)} is not a whole number from 1 to {LARGEST}")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise refuse("num_key_value_heads", f"{self.num_key_value_heads} does not divide the query heads")
-        if self.position_embedding == "rotary" and self.head_dim % 2:
-            raise refuse("head_dim", f"{self.head_dim} is odd, rotary positions need an even one")
+        if self.layer_sizes and len(self.layer_sizes) != self.num_hidden_layers:
+            raise refuse("layer_sizes", f"{len(self.layer_sizes)} of them for {self.num_hidden_layers} layers")
+        for sizes in self.layer_sizes or (self.sizes(0),):
+            if self.num_attention_heads % sizes.num_key_value_heads:
+                raise refuse("num_key_value_heads", f"{sizes.num_key_value_heads} does not divide the query heads")
+            if self.position_embedding == "rotary" and sizes.head_dim % 2:
+                raise refuse("head_dim", f"{sizes.head_dim} is odd, rotary positions need an even one")
         if self.windows and len(self.windows) != self.num_hidden_layers:
             raise refuse("windows", f"{len(self.windows)} of them for {self.num_hidden_layers} layers")
 
@@ -166,12 +179,28 @@ class ModelConfig:
             and self.pre_norms and not self.post_norms and not self.windows and not self.layers_without_rope
             and self.rotary_dim is None and self.rope_factor == 1.0 and self.qk_norm_over == "head"
             and self.attention_scale is None and not self.attention_softcap and self.residual_scale == 1.0
-            and not self.attention_sinks and not self.parallel and not self.query_growth
+            and not self.attention_sinks and not self.parallel and not self.query_growth and not self.layer_sizes
         )  # fmt: skip
 
     def window(self, layer: int) -> int:
         """Sliding window of `layer` in keys; 0 for full attention."""
         return self.windows[layer] if self.windows else 0
+
+    def sizes(self, layer: int) -> LayerSizes:
+        """The sizes of `layer`."""
+        if self.layer_sizes:
+            return self.layer_sizes[layer]
+        return LayerSizes(self.head_dim, self.num_key_value_heads, self.intermediate_size, layer)
+
+    @property
+    def num_cache_layers(self) -> int:
+        """Number of layers whose keys and values are kept."""
+        return max((one.cache_layer + 1 for one in self.layer_sizes), default=self.num_hidden_layers)
+
+    @property
+    def head_dims(self) -> frozenset[int]:
+        """Every dimension of a head that some layer has."""
+        return frozenset(one.head_dim for one in self.layer_sizes) or frozenset((self.head_dim,))
 
 
 def _from_hf(family: Family, values: Mapping[str, Any]) -> ModelConfig:
@@ -203,7 +232,7 @@ def _from_hf(family: Family, values: Mapping[str, Any]) -> ModelConfig:
     }  # fmt: skip
     own |= family.parts(fields)
     if own.get("position_embedding") != "learned":
-        own |= rope_from_hf(fields, head_dim, longest)
+        own |= rope_from_hf(fields, own["layer_sizes"][-1].head_dim if "layer_sizes" in own else head_dim, longest)
     own |= windows_from_hf(family, fields, layers, own["max_position_embeddings"])
     if own.get("rotary_dim") and not family.turns_part:
         raise refuse("partial_rotary_factor", f"{family.model_type} turns whole heads")
@@ -237,13 +266,13 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
     head_dim = own.whole("attention.key_length", max(hidden // heads, 1), most=_WIDEST_HEAD)
     own.expect("attention.value_length", head_dim)
     longest = own.whole("context_length")
-    experts, inner = experts_from_gguf(family.model_type, own) or (None, own.whole("feed_forward_length"))
+    experts, inner = experts_from_gguf(family.model_type, own) or (None, largest(own, "feed_forward_length"))
     eps = "attention.layer_norm_epsilon" if "attention.layer_norm_epsilon" in own else _RMS_EPSILON
     vocab_size = shapes.get("token_embd.weight", (0,))[0]
     fields: dict[str, Any] = {
         "model_type": family.model_type, "vocab_size": vocab_size, "hidden_size": hidden, "intermediate_size": inner,
         "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": own.whole("attention.head_count_kv", heads), "head_dim": head_dim,
+        "num_key_value_heads": largest(own, "attention.head_count_kv", heads), "head_dim": head_dim,
         "norm_eps": own.number(eps),
         "max_position_embeddings": longest, "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": "blk.0.attn_q.bias" in shapes or "blk.0.attn_qkv.bias" in shapes,
@@ -251,11 +280,16 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
         "experts": experts,
     }  # fmt: skip
     fields |= family.gguf_parts(own) | _gguf_tokens(metadata, vocab_size)
+    listed = next((name for name in PER_LAYER if isinstance(own.get(name, None), list)), None)
+    if listed and "layer_sizes" not in fields:
+        raise refuse(listed, f"layers of different sizes are not implemented for {family.architecture}")
     if "blk.0.attn_q_norm.weight" in shapes and not fields.get("qk_norm"):
         raise refuse("attn_q_norm", f"a norm of queries is not implemented for {family.architecture}")
     if fields.get("position_embedding") != "learned":
         fields |= rope_from_gguf(own, head_dim, longest, rope_factors, family.yarn_truncates)
     fields |= windows_from_gguf(family, own, layers, fields["max_position_embeddings"])
+    if "layer_sizes" in fields:
+        fields["layer_sizes"] = values_apart(fields["layer_sizes"], fields["windows"], shapes)
     if family.pairs and fields.get("rotary_dim"):
         raise refuse("rope.dimension_count", f"{fields['rotary_dim']} of {head_dim} is not implemented")
     return ModelConfig(**fields)

@@ -17,6 +17,13 @@ _POST_NORMS = {
     "mlp.out_norm": "post_feedforward_layernorm",
 }  # fmt: skip
 _OUT_NORMS = {part: name for part, name in _POST_NORMS.items() if part.endswith("out_norm")}
+_GEMMA4_NAMES = {**_POST_NORMS, "layer_scalar.weight": "layer_scalar"}
+_GEMMA4_GGUF = {
+    "layer_scalar": "layer_output_scale", "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj", "per_layer_input_gate": "inp_gate",
+    "model.per_layer_projection_norm": "per_layer_proj_norm", "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+}  # fmt: skip
 _GLM4_NAMES = {"self_attn.out_norm": "post_self_attn_layernorm", "mlp.out_norm": "post_mlp_layernorm"}
 _GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 _FFN_UP = {"ffn_up": ("mlp.gate_proj", "mlp.up_proj")}
@@ -96,6 +103,20 @@ FAMILIES: Mapping[str, Family] = {
                 "rope_local_base_freq": 1e4,
             },
             window="typed", window_every=6, gguf_window=4096, parts=parts.gemma3, gguf_parts=parts.gemma3_gguf,
+        ),
+        Family(
+            "gemma4_text", "gemma4", "gemma3 with norms without one less and norms of values too; layers with full "
+            "attention have larger heads, of which a part turns; the last layers read keys of earlier ones, layers have "
+            "embeddings of their own (E2B, E4B), or values are keys (31B)", keys=_GEMMA_KEYS, names=_GEMMA4_NAMES,
+            gguf_names=_GEMMA4_GGUF, activation=_GELU_TANH,
+            defaults={
+                **_GEMMA_DEFAULTS, "vocab_size": 262144, "max_position_embeddings": 131072, "sliding_window": 512,
+                "num_hidden_layers": 30, "hidden_size": 2304, "intermediate_size": 9216, "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+                },
+            },
+            window="typed", window_every=6, parts=parts.gemma4, gguf_parts=parts.gemma4_gguf,
         ),
         Family(
             "phi3", "phi3", "queries, keys and values in one tensor, gate and up in one; LongRoPE; Phi-3, Phi-4, "

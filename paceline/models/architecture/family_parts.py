@@ -7,6 +7,7 @@ for what all families have in common (`config.py`).
 from typing import Any
 
 from paceline.models.architecture.family import MOST_LAYERS, SWIGLU_ALPHA, SWIGLU_LIMIT
+from paceline.models.architecture.layer_sizes import sizes_from_gguf, sizes_from_hf
 from paceline.models.fields import Fields, refuse
 
 
@@ -51,6 +52,31 @@ def gemma3_gguf(fields: Fields) -> dict[str, Any]:
         "logit_softcap": _cap(fields, "final_logit_softcapping"),
         "rope_local_theta": fields.number("rope.freq_base_swa", 10000.0, above=1.0),
     }
+
+
+def gemma4(fields: Fields) -> dict[str, Any]:
+    """Gemma 4: sizes by layer, norms of values too, unscaled scores, embeddings that each layer has of its own."""
+    for name, expected in (("use_bidirectional_attention", (False, "vision")), ("attention_bias", (False,)),
+                           ("enable_moe_block", (False,))):  # fmt: skip
+        fields.expect(name, *expected)
+    width = fields.whole("hidden_size_per_layer_input", 256, least=0)
+    if width:
+        fields.expect("vocab_size_per_layer_input", fields.whole("vocab_size"))
+    return _gemma4(fields, width) | sizes_from_hf(fields)
+
+
+def gemma4_gguf(fields: Fields) -> dict[str, Any]:
+    """As `gemma4`."""
+    width = fields.whole("embedding_length_per_layer_input", 0, least=0)
+    local = {"rope_local_theta": fields.number("rope.freq_base_swa", 10000.0, above=1.0)}
+    return _gemma4(fields, width) | local | sizes_from_gguf(fields)
+
+
+def _gemma4(fields: Fields, width: int) -> dict[str, Any]:
+    return scaled_embeddings(fields) | {
+        "post_norms": True, "qk_norm": True, "value_norm": True, "attention_scale": 1.0, "layer_scalars": True,
+        "logit_softcap": _cap(fields, "final_logit_softcapping"), "hidden_size_per_layer_input": width,
+    }  # fmt: skip
 
 
 def _gemma_scale(fields: Fields, layers_of_largest: int) -> float:

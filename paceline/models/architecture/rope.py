@@ -14,7 +14,7 @@ from paceline.models.fields import LARGEST, Fields, refuse, shown
 
 DEFAULT_THETA = 10000.0
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_KINDS = "default, dynamic, linear, llama3, yarn, longrope"
+_KINDS = "default, dynamic, linear, llama3, yarn, longrope, proportional"
 _GGUF_KINDS = ("none", "linear", "yarn", "longrope")
 _LEAST = 1e-6
 """Lower bound of divisors; model files have none below 0.1."""
@@ -41,14 +41,15 @@ def rope_from_hf(fields: Fields, head_dim: int, longest: int) -> dict[str, Any]:
     local = new.inner(_SLIDING)
     scaling = new.inner(_FULL) if _FULL in new else fields.inner("rope_scaling") if "rope_scaling" in fields else new
     theta = scaling.number("rope_theta", new.get("rope_theta", fields.get("rope_theta", DEFAULT_THETA)), above=1.0)
+    kind = _kind(scaling)
     partial = scaling.number("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
+    partial = 1.0 if kind == "proportional" else partial
     rotary_dim = int(head_dim * partial)
     if partial != 1 and (partial > 1 or rotary_dim < 2 or rotary_dim % 2):
         raise refuse("partial_rotary_factor", f"{partial} of {head_dim} is no even part of a head")
     out: dict[str, Any] = {"rope_theta": theta, "rotary_dim": rotary_dim if rotary_dim < head_dim else None}
     if "rope_theta" in local or "rope_local_base_freq" in fields:
         out["rope_local_theta"] = local.number("rope_theta", fields.get("rope_local_base_freq", theta), above=1.0)
-    kind = _kind(scaling)
     if _kind(local) != "default":
         raise refuse(f"rope_parameters.{_SLIDING}", f"{shown(_kind(local))} is not implemented there, only 'default'")
     return out | _scaled(kind, scaling, fields, theta, rotary_dim, longest)
@@ -72,6 +73,8 @@ def _scaled(kind: str, scaling: Fields, fields: Fields, theta: float, dim: int, 
         return _yarn(scaling, theta, dim, longest)
     if kind in ("longrope", "su"):
         return _longrope(scaling, fields, dim, longest)
+    if kind == "proportional":
+        return {"rope_inv_freq_scale": _proportional_scale(scaling, dim)}
     raise refuse("rope_scaling", f"{shown(kind)} is not implemented, only {_KINDS}")
 
 
@@ -139,6 +142,15 @@ def _llama3_scale(scaling: Fields, inv_freq: np.ndarray) -> tuple[float, ...]:
     turns = context * inv_freq / (2 * math.pi)  # full turns within the original context
     blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return tuple(float(x) for x in (1 - blend) / factor + blend)
+
+
+def _proportional_scale(scaling: Fields, dim: int) -> tuple[float, ...]:
+    """Gemma 4: only the first part of the pairs of a head turn, with the frequencies that they have in the whole."""
+    partial = scaling.number("partial_rotary_factor", 1.0)
+    if partial > 1:
+        raise refuse("partial_rotary_factor", f"{partial} is more than a whole head")
+    turning = int(partial * dim // 2)
+    return (1.0 / scaling.number("factor", 1.0, above=_LEAST),) * turning + (0.0,) * (dim // 2 - turning)
 
 
 def _yarn(scaling: Fields, theta: float, dim: int, longest: int) -> dict[str, Any]:

@@ -23,16 +23,18 @@ def stored_bytes(config: ModelConfig, dtype: str) -> int:
 def bytes_per_pass(config: ModelConfig, dtype: str, scored: int | None = None, num_layers: int | None = None) -> int:
     """Bytes of weights, stored as `dtype`, that a pass over one row reads.
 
-    The input embedding is not counted: one row of it is read. Of the output head the first `scored` tokens count, and
+    Tables of embeddings are not counted: one row of them is read. Of the output head the first `scored` tokens count, and
     the first `num_layers` layers; both default to all. Of a layer's experts those count that a row is routed to.
     """
     if config.experts:
         config = replace(config, experts=replace(config.experts, num_experts=config.experts.num_experts_per_tok))
     if num_layers is not None:
-        config = replace(config, num_hidden_layers=num_layers, windows=config.windows[:num_layers])
+        config = replace(config, num_hidden_layers=num_layers, windows=config.windows[:num_layers],
+                         layer_sizes=config.layer_sizes[:num_layers])  # fmt: skip
     head = config.vocab_size if scored is None else min(scored, config.vocab_size)
     tables = 1 if config.tie_word_embeddings else 2
     weights = num_parameters(config) + (head - tables * config.vocab_size) * config.hidden_size
+    weights -= config.vocab_size * config.num_hidden_layers * config.hidden_size_per_layer_input
     return int(weights * _bytes_per_weight(dtype))
 
 

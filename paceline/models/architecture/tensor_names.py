@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from paceline.errors import CorruptWeights
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.experts import expert_shapes
+from paceline.models.architecture.layer_sizes import LayerSizes
 
 Named = tuple[str, tuple[int, ...]]
 
@@ -24,8 +25,13 @@ def each_tensor(config: ModelConfig) -> Iterator[Named]:
     yield "model.embed_tokens.weight", (config.vocab_size, hidden)
     if config.position_embedding == "learned":
         yield "model.position_embeddings.weight", (config.max_position_embeddings, hidden)
+    if config.hidden_size_per_layer_input:
+        width = config.num_hidden_layers * config.hidden_size_per_layer_input
+        yield "model.embed_tokens_per_layer.weight", (config.vocab_size, width)
+        yield "model.per_layer_model_projection.weight", (width, hidden)
+        yield "model.per_layer_projection_norm.weight", (config.hidden_size_per_layer_input,)
     for i in range(config.num_hidden_layers):
-        for name, shape in _layer(config):
+        for name, shape in _layer(config, config.sizes(i)):
             yield f"model.layers.{i}.{name}", shape
     yield from _norm(config, "model.norm")
     if not config.tie_word_embeddings:
@@ -45,10 +51,10 @@ def check_depth(config: ModelConfig, num_tensors: int, source: object) -> None:
         )
 
 
-def _layer(config: ModelConfig) -> Iterator[Named]:
+def _layer(config: ModelConfig, sizes: LayerSizes) -> Iterator[Named]:
     if config.pre_norms:
         yield from _norm(config, "input_layernorm")
-    yield from _attention(config)
+    yield from _attention(config, sizes)
     if config.post_norms:
         yield from _norm(config, "self_attn.out_norm")
     if config.pre_norms:
@@ -56,9 +62,15 @@ def _layer(config: ModelConfig) -> Iterator[Named]:
     if config.experts:
         yield from expert_shapes(config.experts, config.hidden_size, config.intermediate_size)
     else:
-        yield from _feed_forward(config)
+        yield from _feed_forward(config, sizes.intermediate_size)
     if config.post_norms:
         yield from _norm(config, "mlp.out_norm")
+    if width := config.hidden_size_per_layer_input:
+        yield "per_layer_input_gate.weight", (width, config.hidden_size)
+        yield "per_layer_projection.weight", (config.hidden_size, width)
+        yield from _norm(config, "post_per_layer_input_norm")
+    if config.layer_scalars:
+        yield "layer_scalar.weight", (1,)
 
 
 def _norm(config: ModelConfig, name: str) -> Iterator[Named]:
@@ -67,21 +79,24 @@ def _norm(config: ModelConfig, name: str) -> Iterator[Named]:
         yield f"{name}.bias", (config.hidden_size,)
 
 
-def _attention(config: ModelConfig) -> Iterator[Named]:
-    query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    for part, rows in (("q_proj", query), ("k_proj", key), ("v_proj", key)):
-        yield from _linear(f"self_attn.{part}", rows, config.hidden_size, config.attention_bias)
+def _attention(config: ModelConfig, sizes: LayerSizes) -> Iterator[Named]:
+    query, key = config.num_attention_heads * sizes.head_dim, sizes.num_key_value_heads * sizes.head_dim
+    for part, rows, exists in (("q_proj", query, True), ("k_proj", key, sizes.has_keys),
+                               ("v_proj", key, sizes.has_values)):  # fmt: skip
+        if exists:
+            yield from _linear(f"self_attn.{part}", rows, config.hidden_size, config.attention_bias)
     if config.qk_norm:
         over_all = config.qk_norm_over == "all"
-        yield "self_attn.q_norm.weight", (query if over_all else config.head_dim,)
-        yield "self_attn.k_norm.weight", (key if over_all else config.head_dim,)
+        yield "self_attn.q_norm.weight", (query if over_all else sizes.head_dim,)
+        if sizes.has_keys:
+            yield "self_attn.k_norm.weight", (key if over_all else sizes.head_dim,)
     yield from _linear("self_attn.o_proj", config.hidden_size, query, config.attention_out_bias)
     if config.attention_sinks:
         yield "self_attn.sinks.weight", (config.num_attention_heads,)
 
 
-def _feed_forward(config: ModelConfig) -> Iterator[Named]:
-    hidden, inner = config.hidden_size, config.intermediate_size
+def _feed_forward(config: ModelConfig, inner: int) -> Iterator[Named]:
+    hidden = config.hidden_size
     for part in ("gate_proj", "up_proj") if config.is_gated else ("up_proj",):
         yield from _linear(f"mlp.{part}", inner, hidden, config.mlp_bias)
     yield from _linear("mlp.down_proj", hidden, inner, config.mlp_bias)

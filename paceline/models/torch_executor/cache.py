@@ -22,6 +22,7 @@ def unwritten_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dty
 class TorchKVCache:
     """Keys and values [layers, slots, kv_heads, head_dim] in the model's own number format.
 
+    Where the heads of layers differ they are [layers with keys, slots, 1, numbers of the widest layer].
     `spare_slots` follow those of the pages; they take the writes of padding rows.
     """
 
@@ -31,6 +32,9 @@ class TorchKVCache:
         self._num_pages = num_pages
         slots = num_pages * PAGE_SIZE + spare_slots
         shape = (config.num_hidden_layers, slots, config.num_key_value_heads, config.head_dim)
+        if config.layer_sizes:
+            widest = max(one.num_key_value_heads * one.head_dim for one in config.layer_sizes)
+            shape = (config.num_cache_layers, slots, 1, widest)
         self.keys, self.values = (unwritten_zeros(shape, device, dtype) for _ in range(2))
 
     @property

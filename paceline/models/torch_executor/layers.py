@@ -28,6 +28,7 @@ class Pass:
         slots: [M] cache slot that receives each row's key and value.
         attend: attention over the cache slots that each row attends to.
         query_factors: [M, 1, 1] factors on the rows' queries; None for none.
+        layer_inputs: [M, layers, width] inputs of each layer's own (`varied_layers.py`); None for none.
     """
 
     angles: Sequence[tuple[Tensor, Tensor]]
@@ -35,6 +36,7 @@ class Pass:
     attend: Attends
     cache: TorchKVCache
     query_factors: Tensor | None = None
+    layer_inputs: Tensor | None = None
 
 
 class RMSNorm(nn.Module):

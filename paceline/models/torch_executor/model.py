@@ -7,6 +7,7 @@ Not for loading (`weights.py`), training, or other processes (`parallel/`).
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -21,9 +22,10 @@ from paceline.models.dtypes import choose_dtype
 from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.torch_executor.attention import Attends, SegmentAttention, soft_cap
 from paceline.models.torch_executor.cache import SegmentView, TorchKVCache, segment_views
-from paceline.models.torch_executor.layers import Layer, Pass, make_norm, row_angles
+from paceline.models.torch_executor.layers import Pass, make_norm, row_angles
 from paceline.models.torch_executor.shard import Shard
 from paceline.models.torch_executor.split_layers import Sum, VocabularyParallelEmbedding, alone
+from paceline.models.torch_executor.varied_layers import LayerInputs, make_layer
 from paceline.models.torch_executor.weights import load_weights
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
@@ -43,7 +45,8 @@ class DecoderStack(nn.Module):
         has_table = shard.is_first and config.position_embedding == "learned"
         table = torch.empty(config.max_position_embeddings, size) if has_table else None
         self.position_embedding = None if table is None else nn.Embedding(len(table), size, _weight=table)
-        self.layers = nn.ModuleDict({str(i): Layer(config, i - shard.layers.start, total) for i in shard.layers})
+        self.layer_inputs = LayerInputs(config) if config.hidden_size_per_layer_input else None
+        self.layers = nn.ModuleDict({str(i): make_layer(config, i - shard.layers.start, total) for i in shard.layers})
         self.norm = make_norm(config) if shard.is_last else None
         self.head = nn.Linear(size, config.vocab_size, bias=False) if shard.is_last and not tied else None
         self.config = config
@@ -122,13 +125,13 @@ class Stage:
 
     def run(self, x: Tensor, rows: Rows, cache: TorchKVCache, taps: tuple[int, ...] = ()) -> tuple[Tensor, Taps]:
         """Hidden states [M, hidden] after the shard's layers, and the inputs of the layers in `taps`."""
-        return self.run_layers(x, self._pass(rows, cache, SegmentAttention(self._views(rows))), taps)
+        return self.run_layers(x, self._pass(x, rows, cache, SegmentAttention(self._views(rows))), taps)
 
     def weigh_pages(self, x: Tensor, rows: Rows, cache: TorchKVCache) -> tuple[Tensor, np.ndarray]:
         """(As `run`, [M, max_pages] float32 as of `WeighsPages`, but sums over the layers)."""
         views = self._views(rows)
         weights = [torch.zeros(len(view.rows), len(view.slots), device=self.device) for view in views]
-        x, _ = self.run_layers(x, self._pass(rows, cache, SegmentAttention(views, weights)), ())
+        x, _ = self.run_layers(x, self._pass(x, rows, cache, SegmentAttention(views, weights)), ())
         shares = np.zeros((len(rows.token_ids), rows.page_tables.shape[1]), np.float32)
         for view, sums in zip(views, weights, strict=True):
             members, pages = view.rows.cpu().numpy(), view.slots.cpu().numpy() // PAGE_SIZE
@@ -184,8 +187,11 @@ class Stage:
     def _views(self, rows: Rows) -> list[SegmentView]:
         return segment_views(rows, self.device, self._windows)
 
-    def _pass(self, rows: Rows, cache: TorchKVCache, attend: Attends) -> Pass:
-        return self.pass_over(self._tensor(rows.positions), self._tensor(rows.slots), attend, cache)
+    def _pass(self, x: Tensor, rows: Rows, cache: TorchKVCache, attend: Attends) -> Pass:
+        step = self.pass_over(self._tensor(rows.positions), self._tensor(rows.slots), attend, cache)
+        if self.stack.layer_inputs is None:
+            return step
+        return replace(step, layer_inputs=self.stack.layer_inputs(self._tensor(rows.token_ids), x))
 
     def _tensor(self, values: np.ndarray | Tensor) -> Tensor:
         return torch.as_tensor(values, dtype=torch.long, device=self.device)

@@ -10,11 +10,15 @@ from paceline.models.torch_executor.shard import Shard
 _NAMES = {
     "embedding": "model.embed_tokens", "position_embedding": "model.position_embeddings", "norm": "model.norm",
     "head": "lm_head", "layers": "model.layers",
+    "layer_inputs.embedding": "model.embed_tokens_per_layer", "layer_inputs.norm": "model.per_layer_projection_norm",
+    "layer_inputs.projection": "model.per_layer_model_projection",
     "attention_norm": "input_layernorm", "attention_out_norm": "self_attn.out_norm",
     "feed_forward_norm": "post_attention_layernorm", "feed_forward_out_norm": "mlp.out_norm",
     "attention.query": "self_attn.q_proj", "attention.key": "self_attn.k_proj", "attention.value": "self_attn.v_proj",
     "attention.out": "self_attn.o_proj", "attention.query_norm": "self_attn.q_norm",
     "attention.key_norm": "self_attn.k_norm", "attention.sinks": "self_attn.sinks",
+    "input.gate": "per_layer_input_gate", "input.projection": "per_layer_projection",
+    "input.norm": "post_per_layer_input_norm", "scalar": "layer_scalar",
 }  # fmt: skip
 _FEED_FORWARD = {
     "router": "gate", "shared_gate": "shared_expert_gate", "shared": "shared_expert", "experts": "experts",
