@@ -74,7 +74,7 @@ def _multiplies_blocks(checkpoint: Checkpoint) -> bool:
         isinstance(checkpoint, KeepsBlocks)
         and checkpoint.storage in FORMATS
         and checkpoint.storages <= {*FORMATS, *_FLOATS}
-        and checkpoint.config.head_dim % GROUP == 0
+        and all(dim % GROUP == 0 for dim in checkpoint.config.head_dims)
     )
 
 

@@ -5,7 +5,7 @@ apart is in `families.py`. A setting that changes the computation and is not imp
 weights (`files/checkpoint.py`) and not for how a model is run (`paceline.config`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -191,6 +191,10 @@ class ModelConfig:
         if self.layer_sizes:
             return self.layer_sizes[layer]
         return LayerSizes(self.head_dim, self.num_key_value_heads, self.intermediate_size, layer)
+
+    def with_sources(self, layers: Sequence[int]) -> tuple[int, ...]:
+        """`layers`, and those whose keys and values they read, in ascending order."""
+        return tuple(sorted({*layers, *(self.sizes(layer).cache_layer for layer in layers)}))
 
     @property
     def num_cache_layers(self) -> int:

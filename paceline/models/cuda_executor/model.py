@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.base import DrawnOutput, ForwardOutput, KVCache, Rows
 from paceline.models.chains import ChainDraft, Draws
 from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention
@@ -69,6 +69,7 @@ class CudaModel(TorchModel):
 
     Raises:
         InvalidParameter: the device cannot be used, or an option is unknown.
+        UnsupportedModel: the layers differ in size.
     """
 
     def __init__(
@@ -82,6 +83,9 @@ class CudaModel(TorchModel):
         capture: GraphCapture | None = None,
         peers: Peers | None = None,
     ) -> None:
+        if checkpoint.config.layer_sizes:
+            problem = f"{checkpoint.config.model_type} has layers of different sizes, which have no GPU kernels yet"
+            raise UnsupportedModel(f"model_type: {problem}; use executor='torch' or 'numba'")
         self.deterministic, self.peers = deterministic, peers or Peers()
         self.layers = tuple(range(checkpoint.config.num_hidden_layers))
         super().__init__(checkpoint, device, dtype)

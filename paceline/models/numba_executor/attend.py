@@ -122,9 +122,10 @@ def blocks_at_once(num_rows, num_segments, num_threads, shape):
 
 
 @kernel(forceinline=True)
-def attend_blocks(first, last, layer, window, sinks, thread, shape, batch, scratch, keys, values):
+def attend_blocks(first, last, before, window, sinks, thread, shape, batch, scratch, keys, values):
     """Process blocks `first` .. `last` - 1, at most `MOST_BLOCKS`, of a layer's [kv_heads, rows, blocks of a group].
 
+    `shape` is the model's, or the layer's `Heads`; `before` as in `first_element`.
     `sinks` [heads] are scores of keys without values, or empty.
     """
     per_head = len(batch.segments) * blocks_per_group(shape)
@@ -135,7 +136,7 @@ def attend_blocks(first, last, layer, window, sinks, thread, shape, batch, scrat
             start,
             end,
             kv_head,
-            first_element(keys, shape, 0, layer, kv_head),
+            first_element(keys, shape, 0, before, kv_head),
             page_elements(keys, shape),
             window,
             shape,

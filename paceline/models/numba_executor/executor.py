@@ -23,9 +23,12 @@ from paceline.models.numba_executor.gemm import PANEL, padded_rows
 from paceline.models.numba_executor.kernel import machine_code
 from paceline.models.numba_executor.kernel_cache import compiled_forward, compiled_race
 from paceline.models.numba_executor.kv_cache import NumbaCache, choose_cache_dtype, flat, new_kv_cache
+from paceline.models.numba_executor.layer_inputs import InputScratch
+from paceline.models.numba_executor.layer_table import layer_table
 from paceline.models.numba_executor.operand import Operand, activations_of, new_operand
 from paceline.models.numba_executor.races import UNDECIDED
 from paceline.models.numba_executor.team import Team
+from paceline.models.numba_executor.varied_cache import VariedCache
 from paceline.models.numba_executor.weights import BLOCKS, load_weights, shape_of
 from paceline.models.rows import Part, build_rows
 from paceline.sampling.answered import LARGEST, Question
@@ -78,11 +81,12 @@ class NumbaModel:
         activations = activations_of(dtype)
         self._operand = partial(new_operand, kind=activations, fine=dtype == BLOCKS)
         default = "float32" if activations is np.float32 else "float16"
-        self._cache_dtype = choose_cache_dtype(kv_cache_dtype, default, self._shape.head_dim)
+        self._cache_dtype = choose_cache_dtype(kv_cache_dtype, default, self._config.head_dims)
         no_tables = np.zeros(0, np.float32)
         config, layers = self._config, range(self._shape.layers)
         self._weights = Weights(
             **load(checkpoint, dtype, progress),
+            sizes=layer_table(config),
             windows=np.array([config.window(i) for i in layers]),
             rope_numbers=np.array([rope_table_of(config, i) for i in layers]),
             rope_cos=no_tables,
@@ -103,7 +107,7 @@ class NumbaModel:
     def with_layers(self, layers: Sequence[int]) -> "NumbaModel":
         """See `SkipsLayers`. Weights and threads are shared: one of the two runs at a time, `close` ends both."""
         view = copy.copy(self)
-        view._layers = np.asarray(checked_layers(layers, self._shape.layers))
+        view._layers = np.asarray(self._config.with_sources(checked_layers(layers, self._shape.layers)))
         view._forget_scratch()
         return view
 
@@ -155,8 +159,11 @@ class NumbaModel:
         for row in (output.logits[0], output.logits[0].astype(np.float64)):
             self.race(row, int(row.argmax()), LARGEST._replace(temperature=1.0))
 
-    def new_cache(self, num_pages: int) -> NumbaCache:
+    def new_cache(self, num_pages: int) -> NumbaCache | VariedCache:
         """See `CausalLM.new_cache`."""
+        if self._config.layer_sizes:
+            layers = [(one.num_key_value_heads, one.head_dim) for one in self._config.layer_sizes if one.has_keys]
+            return VariedCache(layers, num_pages, self._cache_dtype)
         return new_kv_cache(self._shape, num_pages, self._cache_dtype)
 
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
@@ -181,7 +188,7 @@ class NumbaModel:
 
     def _pass(self, rows: Rows, cache: KVCache, taps: tuple[int, ...], page_mass: np.ndarray) -> ForwardOutput:
         """One pass; adds each head's attention per page to `page_mass` [M * heads * pages], unless that is empty."""
-        assert isinstance(cache, NumbaCache)
+        assert isinstance(cache, (NumbaCache, VariedCache))
         num_rows, asked = len(rows.token_ids), len(rows.logit_rows)
         context = max(rows.positions.tolist()) + 1
         self._extend_tables(context)
@@ -267,10 +274,22 @@ def _new_scratch(
         row=floats(num_threads, shape.hidden),
         gate_up=floats(num_threads, rows * 2 * PANEL),
         wide=floats(
-            num_threads, PANEL * max(shape.hidden, shape.inner, shape.shared_inner, shape.heads * shape.head_dim)
+            num_threads,
+            PANEL * max(shape.hidden, shape.inner, shape.shared_inner, shape.heads * shape.head_dim, shape.layer_input),
         ),
         attention=new_attention_scratch(num_threads, context, shape.head_dim),
         experts=_expert_scratch(shape, operand, rows),
+        layer_inputs=_input_scratch(shape, operand, num_threads, rows),
+    )
+
+
+def _input_scratch(shape: Shape, operand: MakeOperand, num_threads: int, rows: int) -> InputScratch:
+    width = shape.layer_input
+    return InputScratch(
+        inputs=np.empty(rows * shape.layers * width, np.float32),
+        gate=np.empty(rows * width, np.float32),
+        raised=operand(rows * width),
+        row=np.empty((num_threads, shape.layers * width), np.float32),
     )
 
 

@@ -167,7 +167,7 @@ def _gather(counters, phase, num_threads, num_rows, shape, scratch):
 def _multiply_experts(counters, phase, layer, thread, shape, weights, scratch, is_down):
     """The gated products, or the products down, of all experts with rows; an item is a panel of an expert."""
     e, hidden, inner = scratch.experts, shape.hidden, shape.inner
-    panels = (hidden if is_down else inner) // PANEL
+    panels, each = (hidden if is_down else inner) // PANEL, 2 if shape.gated else 1
     items = e.active[0] * panels
     item = take(counters, phase, 1, items)
     while item >= 0:
@@ -183,7 +183,7 @@ def _multiply_experts(counters, phase, layer, thread, shape, weights, scratch, i
         else:
             inner_panel(
                 panel, thread, first, last - first, e.sorted, shape, weights.gate_up,
-                weights.gate_up_scales, weights.gate_up_bias, matrix, inner, scratch, e.inner,
+                weights.gate_up_scales, weights.gate_up_bias, matrix * each * inner, inner, scratch, e.inner,
             )  # fmt: skip
         item = take(counters, phase, 1, items)
 

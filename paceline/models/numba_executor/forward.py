@@ -21,23 +21,46 @@ from paceline.models.numba_executor.attend import AttentionScratch, attend_block
 from paceline.models.numba_executor.experts import EXPERT_PHASES, ExpertScratch, ExpertWeights, experts_forward
 from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.kv_cache import first_element, write_token
-from paceline.models.numba_executor.linear import SILU, chunk, inner_product, product, rows_at_once
+from paceline.models.numba_executor.layer_inputs import (
+    INPUT_PHASES,
+    InputScratch,
+    VariedWeights,
+    make_inputs,
+    read_input,
+)
+from paceline.models.numba_executor.layer_table import (
+    CACHE,
+    FIRST_DOWN,
+    FIRST_GATE_UP,
+    FIRST_OUTPUT,
+    FIRST_QKV,
+    INNER,
+    PROJECTED,
+    QKV,
+    ROTARY,
+    VALUES,
+    heads_of,
+)
+from paceline.models.numba_executor.linear import SILU, chunk, inner_product_at, product, product_at, rows_at_once
 from paceline.models.numba_executor.matrix import read_weights
 from paceline.models.numba_executor.operand import Operand, put
 from paceline.models.numba_executor.peaks import find_peaks
 from paceline.models.numba_executor.rowwise import layer_norm_row, norm_row, rotate
 from paceline.models.numba_executor.team import barrier, take
-from paceline.models.numba_executor.warm import barrier_before
+from paceline.models.numba_executor.warm import barrier_at, barrier_before
 
-PHASES_PER_LAYER = 8 + EXPERT_PHASES
+PHASES_PER_LAYER = 8 + EXPERT_PHASES + INPUT_PHASES
 _MERGES = 6 + EXPERT_PHASES
 """The first of two phases of a layer that add what attention and feed-forward give, where it is not done at once."""
+_INPUTS = 8 + EXPERT_PHASES
+"""The first phase of a layer's own input."""
 _ONE = np.float32(1)
 
 
 class Shape(NamedTuple):
     """Sizes of the model; `qkv`, `vocab` are padded to whole panels, `scored` is the vocabulary without the padding.
 
+    Where layers differ (`layer_table.py`), `inner`, `kv_heads`, `head_dim`, `qkv` and `rotary` are the largest.
     With `experts` above 0 every layer has that many feed-forwards of width `inner`, of which a row takes `top_k`, and
     one of width `shared_inner` (0 for none) that all rows take; `norm_top_k` rescales the chosen ones' shares to 1.
 
@@ -49,6 +72,7 @@ class Shape(NamedTuple):
             feed-forward. apart: what these give is normed or scaled before it is added. parallel: both read the same.
         wide_norm: norms of queries and keys are over all heads together.
         rotary: dimensions of a head that turn. tables: rotary tables.
+        page_dims: dimensions of a token's keys, of all layers. layer_input: width of a layer's own input, 0 for none.
     """
 
     layers: int
@@ -82,14 +106,17 @@ class Shape(NamedTuple):
     residual_scale: np.float32 = _ONE
     logit_scale: np.float32 = _ONE
     logit_cap: np.float32 = np.float32(0)
+    page_dims: int = 0
+    layer_input: int = 0
 
 
 class Weights(NamedTuple):
     """Packed panels, their scales per output column, and vectors; one flat array per kind over all layers.
 
-    `query_norm` and `key_norm` [layers, head_dim] or [layers, heads * head_dim] are empty where there are no such
-    norms; so are biases, the norms `attention_out_norm` and `mlp_out_norm`, learned `positions`, and `sinks` [layers,
+    `query_norm` and `key_norm` [layers, head_dim] or [layers, heads * head_dim] (zeros after shorter ones) are empty
+    where there are no such norms; so are biases, the norms `attention_out_norm` and `mlp_out_norm`, learned `positions`, and `sinks` [layers,
     heads], scores of keys without values.
+    `sizes` [layers, columns] are the layers' sizes and where their matrices begin (`layer_table.py`).
     `windows` and `rope_numbers` [layers]: keys that a row sees (0 for all), and the rotary table (-1 for none).
     `rope_cos` and `rope_sin` are [tables, positions, rotary / 2].
 
@@ -127,6 +154,8 @@ class Weights(NamedTuple):
     positions: np.ndarray
     sinks: np.ndarray
     experts: ExpertWeights
+    varied: VariedWeights
+    sizes: np.ndarray
     windows: np.ndarray
     rope_numbers: np.ndarray
     rope_cos: np.ndarray
@@ -172,6 +201,7 @@ class Scratch(NamedTuple):
     wide: np.ndarray
     attention: AttentionScratch
     experts: ExpertScratch
+    layer_inputs: InputScratch
 
 
 @kernel
@@ -184,28 +214,39 @@ def _grow(query, start, size, position, shape):
 
 
 @kernel
-def _place_row(row, layer, shape, eps, weights, batch, qkv, keys, values):
+def _norm_values(start, sizes, dim, eps, ones, qkv):
+    """Norm a row's values, which are projected or copied from its keys, which begin at `start`."""
+    values = start + sizes[PROJECTED] * dim
+    source = values if sizes[VALUES] else start
+    for at in range(0, sizes[PROJECTED] * dim, dim):
+        norm_row(qkv, source + at, ones, 0, dim, eps, qkv, values + at)
+
+
+@kernel
+def _place_row(row, layer, shape, heads, eps, weights, batch, qkv, keys, values):
     """Norm (where the model does) and rotate a row's queries and keys; write its key and value into the cache."""
-    dim, half = shape.head_dim, shape.rotary // 2
-    start, table = row * shape.qkv, weights.rope_numbers[layer]
-    angles = (table * (len(weights.rope_cos) // (max(half, 1) * shape.tables)) + batch.positions[row]) * half
+    sizes, dim, widest = weights.sizes[layer], heads.head_dim, shape.rotary // 2
+    start, table, half, projected = row * shape.qkv, weights.rope_numbers[layer], sizes[ROTARY] // 2, sizes[PROJECTED]
+    angles = (table * (len(weights.rope_cos) // (max(widest, 1) * shape.tables)) + batch.positions[row]) * widest
+    if len(weights.varied.value_norm) > 0:
+        _norm_values(start + shape.heads * dim, sizes, dim, eps, weights.varied.value_norm, qkv)
     if shape.wide_norm:
         width, key_width = shape.heads * dim, shape.kv_heads * dim
         norm_row(qkv, start, weights.query_norm, layer * width, width, eps, qkv, start)
         norm_row(qkv, start + width, weights.key_norm, layer * key_width, key_width, eps, qkv, start + width)
-    for head in range(shape.heads + shape.kv_heads):
+    for head in range(shape.heads + projected):
         if len(weights.query_norm) > 0 and not shape.wide_norm:
             norm = weights.query_norm if head < shape.heads else weights.key_norm
-            norm_row(qkv, start + head * dim, norm, layer * dim, dim, eps, qkv, start + head * dim)
+            norm_row(qkv, start + head * dim, norm, layer * shape.head_dim, dim, eps, qkv, start + head * dim)
         if table >= 0:
             rotate(qkv, start + head * dim, weights.rope_cos, weights.rope_sin, angles, half)
         if shape.query_growth > 0 and head < shape.heads:
             _grow(qkv, start + head * dim, dim, batch.positions[row], shape)
     page, place = divmod(batch.slots[row], PAGE_SIZE)
-    for head in range(shape.kv_heads):
-        at = first_element(keys, shape, page, layer, head)
+    for head in range(projected):
+        at = first_element(keys, heads, page, sizes[CACHE], head)
         key = start + (shape.heads + head) * dim
-        write_token(keys, values, at, place, dim, qkv, key, key + shape.kv_heads * dim)
+        write_token(keys, values, at, place, dim, qkv, key, key + projected * dim)
 
 
 @kernel
@@ -233,8 +274,8 @@ def _norm_rows(scratch, phase, thread, num_threads, num_rows, weight, bias, laye
 
 
 @kernel
-def _merge_rows(scratch, phase, thread, num_threads, num_rows, weight, layer, shape, eps):
-    """hidden += delta, normed and scaled where the model does."""
+def _merge_rows(scratch, phase, thread, num_threads, num_rows, weight, layer, shape, eps, factor):
+    """hidden += delta, normed and scaled where the model does; then times `factor`."""
     size, hidden = rows_at_once(num_rows, num_threads), shape.hidden
     scale = v.splat(shape.residual_scale)
     first = take(scratch.counters, phase, size, num_rows)
@@ -245,30 +286,33 @@ def _merge_rows(scratch, phase, thread, num_threads, num_rows, weight, layer, sh
                 norm_row(scratch.delta, at, weight, layer * hidden, hidden, eps, scratch.delta, at)
             for i in range(at, at + hidden, v.LANES):
                 v.store(scratch.hidden, i, v.fma(v.load(scratch.delta, i), scale, v.load(scratch.hidden, i)))
+            for i in range(at, at + hidden if factor != _ONE else at, v.LANES):
+                v.store(scratch.hidden, i, v.mul(v.load(scratch.hidden, i), v.splat(factor)))
         first = take(scratch.counters, phase, size, num_rows)
 
 
 @kernel
-def _place_rows(phase, layer, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values):
+def _place_rows(phase, layer, num_threads, num_rows, shape, heads, eps, weights, batch, scratch, keys, values):
     size = max(rows_at_once(num_rows, num_threads), PAGE_SIZE)  # a page's keys of all tokens share cache lines
     first = take(scratch.counters, phase, size, num_rows)
     while first >= 0:
         for row in range(first, min(first + size, num_rows)):
-            _place_row(row, layer, shape, eps, weights, batch, scratch.qkv, keys, values)
+            _place_row(row, layer, shape, heads, eps, weights, batch, scratch.qkv, keys, values)
         first = take(scratch.counters, phase, size, num_rows)
 
 
 @kernel
 def _attend_rows(
-    phase, layer, weights, thread, num_threads, num_rows, shape, batch, scratch, keys, values
+    phase, layer, weights, thread, num_threads, num_rows, heads, batch, scratch, keys, values
 ):  # fmt: skip
-    window, sinks = weights.windows[layer], weights.sinks[layer * shape.heads : (layer + 1) * shape.heads]
-    total = num_rows * shape.kv_heads * blocks_per_group(shape)
-    size = blocks_at_once(num_rows, len(batch.page_tables), num_threads, shape)
+    before = weights.sizes[layer, CACHE]
+    window, sinks = weights.windows[layer], weights.sinks[layer * heads.heads : (layer + 1) * heads.heads]
+    total = num_rows * heads.kv_heads * blocks_per_group(heads)
+    size = blocks_at_once(num_rows, len(batch.page_tables), num_threads, heads)
     first = take(scratch.counters, phase, size, total)
     while first >= 0:
         last = min(first + size, total)
-        attend_blocks(first, last, layer, window, sinks, thread, shape, batch, scratch, keys, values)
+        attend_blocks(first, last, before, window, sinks, thread, heads, batch, scratch, keys, values)
         first = take(scratch.counters, phase, size, total)
 
 
@@ -284,7 +328,9 @@ def _tap(place, thread, num_rows, hidden, scratch):
 @kernel
 def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values):
     """Attention block, then feed-forward block; returns the count of barriers met."""
-    counters, hidden, heads_width = scratch.counters, shape.hidden, shape.heads * shape.head_dim
+    counters, hidden, sizes = scratch.counters, shape.hidden, weights.sizes[layer]
+    heads = heads_of(sizes, shape)
+    heads_width, first_output = heads.heads * heads.head_dim, sizes[FIRST_OUTPUT]
     phase = 1 + layer * PHASES_PER_LAYER
     added = scratch.delta if shape.apart else scratch.hidden
     _tap(batch.tap_places[layer], thread, num_rows, hidden, scratch)
@@ -292,28 +338,38 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
         scratch, phase, thread, num_threads, num_rows, weights.attention_norm, weights.attention_norm_bias, layer,
         shape, eps,
     )  # fmt: skip
-    met = barrier_before(counters, met, thread, num_threads, weights.qkv, layer, shape.qkv, hidden, 1)
-    product(
-        counters, phase + 1, thread, num_threads, scratch.normed, num_rows, hidden, weights.qkv, weights.qkv_scales,
-        weights.qkv_bias, layer, shape.qkv, scratch.qkv, False, scratch.wide[thread],
+    met = _barrier_before_qkv(layer, met, thread, num_threads, shape, weights, counters)
+    product_at(
+        counters, phase + 1, thread, num_threads, scratch.normed, num_rows, hidden, weights.qkv,
+        sizes[FIRST_QKV] * hidden, weights.qkv_scales, weights.qkv_bias, sizes[FIRST_QKV], sizes[QKV], scratch.qkv,
+        shape.qkv, False, scratch.wide[thread],
     )  # fmt: skip
-    met = barrier_before(counters, met, thread, num_threads, weights.output, layer, hidden, heads_width, 1)
-    _place_rows(phase + 2, layer, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values)
-    met = barrier_before(counters, met, thread, num_threads, weights.output, layer, hidden, heads_width, 1)
+    met = barrier_at(
+        counters, met, thread, num_threads, weights.output, first_output, layer * hidden, hidden, heads_width, 1
+    )
+    _place_rows(phase + 2, layer, num_threads, num_rows, shape, heads, eps, weights, batch, scratch, keys, values)
+    met = barrier_at(
+        counters, met, thread, num_threads, weights.output, first_output, layer * hidden, hidden, heads_width, 1
+    )
     _attend_rows(
-        phase + 3, layer, weights, thread, num_threads, num_rows, shape, batch, scratch, keys, values,
+        phase + 3, layer, weights, thread, num_threads, num_rows, heads, batch, scratch, keys, values,
     )  # fmt: skip
-    met = barrier_before(counters, met, thread, num_threads, weights.output, layer, hidden, heads_width, 1)
-    product(
-        counters, phase + 4, thread, num_threads, scratch.mixed, num_rows, heads_width, weights.output,
-        weights.output_scales, weights.output_bias, layer, hidden, added, not shape.apart, scratch.wide[thread],
+    met = barrier_at(
+        counters, met, thread, num_threads, weights.output, first_output, layer * hidden, hidden, heads_width, 1
+    )
+    product_at(
+        counters, phase + 4, thread, num_threads, scratch.mixed, num_rows, heads_width, weights.output, first_output,
+        weights.output_scales, weights.output_bias, layer * hidden, hidden, added, hidden, not shape.apart,
+        scratch.wide[thread],
     )  # fmt: skip
     each = 2 if shape.gated else 1
-    inner = each * shape.inner
+    inner, first_up = each * sizes[INNER], sizes[FIRST_GATE_UP]
     if shape.experts > 0:
         met = barrier(counters, met, num_threads)
     else:
-        met = barrier_before(counters, met, thread, num_threads, weights.gate_up, layer, inner, hidden, each)
+        met = barrier_at(
+            counters, met, thread, num_threads, weights.gate_up, first_up * hidden, first_up, inner, hidden, each
+        )
     if shape.parallel:
         _norm_rows(
             scratch, phase + 5, thread, num_threads, num_rows, weights.mlp_norm, weights.mlp_norm_bias, layer, shape,
@@ -322,7 +378,8 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
         met = barrier(counters, met, num_threads)
     if shape.apart:
         _merge_rows(
-            scratch, phase + _MERGES, thread, num_threads, num_rows, weights.attention_out_norm, layer, shape, eps
+            scratch, phase + _MERGES, thread, num_threads, num_rows, weights.attention_out_norm, layer, shape, eps,
+            _ONE,
         )  # fmt: skip
         met = barrier(counters, met, num_threads)
     if not shape.parallel:
@@ -333,32 +390,53 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
     if shape.experts > 0:
         met = barrier(counters, met, num_threads)
         return experts_forward(phase + 6, layer, met, thread, num_threads, num_rows, shape, weights, scratch)
-    met = barrier_before(counters, met, thread, num_threads, weights.gate_up, layer, inner, hidden, each)
+    met = barrier_at(
+        counters, met, thread, num_threads, weights.gate_up, first_up * hidden, first_up, inner, hidden, each
+    )
     return _feed_forward(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added)
+
+
+@kernel
+def _barrier_before_qkv(layer, met, thread, num_threads, shape, weights, counters):
+    first, hidden = weights.sizes[layer, FIRST_QKV], shape.hidden
+    return barrier_at(
+        counters, met, thread, num_threads, weights.qkv, first * hidden, first, weights.sizes[layer, QKV], hidden, 1
+    )
 
 
 @kernel
 def _feed_forward(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added):
     """The dense feed-forward block of normed rows; returns the count of barriers met."""
-    counters = scratch.counters
-    inner_product(
+    counters, hidden, inner = scratch.counters, shape.hidden, weights.sizes[layer, INNER]
+    inner_product_at(
         counters, phase + 6, thread, num_threads, num_rows, shape, scratch.normed, weights.gate_up,
-        weights.gate_up_scales, weights.gate_up_bias, layer, shape.inner, scratch, scratch.inner,
+        weights.gate_up_scales, weights.gate_up_bias, weights.sizes[layer, FIRST_GATE_UP], inner, scratch,
+        scratch.inner,
     )  # fmt: skip
-    met = barrier_before(counters, met, thread, num_threads, weights.down, layer, shape.hidden, shape.inner, 1)
-    product(
-        counters, phase + 7, thread, num_threads, scratch.inner, num_rows, shape.inner, weights.down,
-        weights.down_scales, weights.down_bias, layer, shape.hidden, added, not shape.apart, scratch.wide[thread],
+    first = weights.sizes[layer, FIRST_DOWN]
+    met = barrier_at(counters, met, thread, num_threads, weights.down, first, layer * hidden, hidden, inner, 1)
+    product_at(
+        counters, phase + 7, thread, num_threads, scratch.inner, num_rows, inner, weights.down, first,
+        weights.down_scales, weights.down_bias, layer * hidden, hidden, added, hidden, not shape.apart,
+        scratch.wide[thread],
     )  # fmt: skip
     if layer + 1 < shape.layers:
-        met = barrier_before(counters, met, thread, num_threads, weights.qkv, layer + 1, shape.qkv, shape.hidden, 1)
+        met = _barrier_before_qkv(layer + 1, met, thread, num_threads, shape, weights, counters)
     else:
         met = barrier_before(counters, met, thread, num_threads, weights.head, 0, shape.vocab, shape.hidden, 1)
     if shape.apart:
+        factor = weights.varied.layer_scalars[layer] if len(weights.varied.layer_scalars) > 0 else _ONE
         _merge_rows(
-            scratch, phase + _MERGES + 1, thread, num_threads, num_rows, weights.mlp_out_norm, layer, shape, eps
+            scratch, phase + _MERGES + 1, thread, num_threads, num_rows, weights.mlp_out_norm, layer, shape, eps,
+            _ONE if shape.layer_input > 0 else factor,
         )  # fmt: skip
         met = barrier(counters, met, num_threads)
+        if shape.layer_input > 0:
+            phase += _INPUTS
+            met = read_input(phase, layer, met, thread, num_threads, num_rows, shape, weights.varied, scratch)
+            norm = weights.varied.input_out_norm
+            _merge_rows(scratch, phase + 4, thread, num_threads, num_rows, norm, layer, shape, eps, factor)
+            met = barrier(counters, met, num_threads)
     return met
 
 
@@ -445,11 +523,15 @@ def forward(thread, num_threads, shape, eps, weights, batch, scratch, keys, valu
         _embed_row(row, shape, weights, batch, scratch)
         row = take(scratch.counters, 0, 1, num_rows)
     met = barrier(scratch.counters, 0, num_threads)
+    if shape.layer_input > 0:
+        phase = 4 + shape.layers * PHASES_PER_LAYER
+        met = make_inputs(phase, met, thread, num_threads, num_rows, shape, eps, weights.varied, batch, scratch)
     for layer in batch.layers:
         met = _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values)
     _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch)
 
 
 def num_counters(num_layers: int) -> int:
-    """Counters a pass needs: arrivals, the embedding, the phases of every layer, the head, the logits, their peaks."""
-    return 5 + num_layers * PHASES_PER_LAYER
+    """Counters a pass needs: arrivals, the embedding, the phases of every layer, the head, the logits, their peaks, and
+    two for inputs of layers."""
+    return 7 + num_layers * PHASES_PER_LAYER

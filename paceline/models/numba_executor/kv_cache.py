@@ -10,7 +10,7 @@ not depend on which rows share its pass. Not for reading in a pass (`attention.p
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
 # (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,8 +91,8 @@ class RoundedCache(NumbaCache):
         """See `NumbaCache.read`; float32."""
         page, place = np.divmod(np.asarray(slots), PAGE_SIZE)
         rows = np.ascontiguousarray(self._rows[page, :, :, place])
-        keys = _widened(self._keys[page, ..., place], self._key_scales[page, ..., place])
-        values = _widened(rows[..., : self._dim], rows[..., self._dim :].view(np.float16))
+        keys = widened(self._keys[page, ..., place], self._key_scales[page, ..., place])
+        values = widened(rows[..., : self._dim], rows[..., self._dim :].view(np.float16))
         return keys.swapaxes(0, 1), values.swapaxes(0, 1)
 
     def write(self, slots: Sequence[int] | np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
@@ -112,7 +112,7 @@ def _rounded(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return codes.reshape(numbers.shape), scales
 
 
-def _widened(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+def widened(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """[.., dim] codes times [.., dim / 32] scales."""
     return codes.astype(np.float32) * np.repeat(scales.astype(np.float32), GROUP, axis=-1)
 
@@ -122,7 +122,7 @@ def new_kv_cache(shape: Any, num_pages: int, dtype: str) -> NumbaCache:
     return RoundedCache(shape, num_pages) if dtype == "int8" else NumbaCache(shape, num_pages, dtype)
 
 
-def choose_cache_dtype(name: str, default: str, head_dim: int) -> str:
+def choose_cache_dtype(name: str, default: str, head_dims: Collection[int]) -> str:
     """The storage of keys and values that was asked for; `default` for ``auto``.
 
     Raises:
@@ -130,8 +130,9 @@ def choose_cache_dtype(name: str, default: str, head_dim: int) -> str:
     """
     if name not in ("auto", *CACHE_DTYPES):
         raise InvalidParameter("kv_cache_dtype", f"{name!r} is unknown", f"use auto, {', '.join(CACHE_DTYPES)}")
-    if name == "int8" and head_dim % GROUP:
-        problem = f"int8 rounds {GROUP} numbers together, and the {head_dim} of a head cannot be cut so"
+    uneven = [dim for dim in head_dims if dim % GROUP]
+    if name == "int8" and uneven:
+        problem = f"int8 rounds {GROUP} numbers together, and the {uneven[0]} of a head cannot be cut so"
         raise InvalidParameter("kv_cache_dtype", problem, "use float16")
     return default if name == "auto" else name
 
@@ -161,14 +162,13 @@ def _row_elements(cached, head_dim):
 @kernel
 def page_elements(cached, shape):
     """Elements of a page of keys or of values, of all layers and key-value heads."""
-    return shape.layers * shape.kv_heads * row_elements(cached, shape.head_dim) * PAGE_SIZE
+    return row_elements(cached, shape.page_dims) * PAGE_SIZE
 
 
 @kernel
-def first_element(cached, shape, page, layer, head):
-    """Index of a page's first element of a layer and head."""
-    size = row_elements(cached, shape.head_dim) * PAGE_SIZE
-    return ((page * shape.layers + layer) * shape.kv_heads + head) * size
+def first_element(cached, shape, page, before, head):
+    """Index of a page's first element of a head, in a layer that has `before` dimensions of others before it."""
+    return row_elements(cached, page * shape.page_dims + before + head * shape.head_dim) * PAGE_SIZE
 
 
 def write_token(keys, values, start, place, head_dim, source, key, value):

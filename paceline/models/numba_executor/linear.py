@@ -42,14 +42,27 @@ def rows_at_once(num_rows, num_threads):
 def product(
     counters, phase, thread, num_threads, x, num_rows, depth, w, scales, bias, layer, columns, out, add, wide
 ):  # fmt: skip
-    """out (+)= x W^T of one layer's matrix [columns, depth], panels taken in chunks."""
+    """out (+)= x W^T of matrix number `layer` of equal ones [columns, depth], panels taken in chunks."""
+    product_at(
+        counters, phase, thread, num_threads, x, num_rows, depth, w, layer * columns * depth, scales, bias,
+        layer * columns, columns, out, columns, add, wide,
+    )  # fmt: skip
+
+
+@kernel
+def product_at(
+    counters, phase, thread, num_threads, x, num_rows, depth, w, w_first, scales, bias, first_column, columns, out,
+    stride, add, wide,
+):  # fmt: skip
+    """As `product`, of the matrix that begins at element `w_first` and column `first_column`; rows of `out` are `stride`
+    apart."""
     panels = columns // PANEL
     size = chunk(panels, num_threads)
     first = thread * size
     while 0 <= first < panels:
         multiply(
-            x, 0, num_rows, depth, w, layer * columns * depth, scales, bias, layer * columns, out, 0, columns,
-            first, min(first + size, panels), add, wide,
+            x, 0, num_rows, depth, w, w_first, scales, bias, first_column, out, 0, stride, first,
+            min(first + size, panels), add, wide,
         )  # fmt: skip
         first = take_after(counters, phase, size, panels, num_threads)
 
@@ -70,7 +83,7 @@ def _gelu_erf(x):
 
 
 @kernel
-def _activate(buffer, start, shape):
+def activate(buffer, start, shape):
     """Apply the activation to a panel in place; with a gate, multiply by the panel after it.
 
     All are x / (1 + e^-y), with y = x (silu), twice the argument of the tanh (gelu) or y = alpha x (gpt-oss, which
@@ -103,19 +116,19 @@ def _finish(buffer, num_rows, shape, out, first_row, depth, column):
     """Write act(gate) * up of rows [gate panel | up panel], or act(up) of rows [up panel], to `out`."""
     width = 2 * PANEL if shape.gated else PANEL
     for row in range(num_rows):
-        _activate(buffer, row * width, shape)
+        activate(buffer, row * width, shape)
         put(out, first_row + row, depth, column, buffer, row * width, PANEL)
 
 
 @kernel
 def inner_panel(
-    panel, thread, first_row, num_rows, x, shape, w, scales, bias, layer, inner, scratch, out
+    panel, thread, first_row, num_rows, x, shape, w, scales, bias, first_column, inner, scratch, out
 ):  # fmt: skip
-    """32 columns of act(gate) * up, for a matrix of interleaved gate and up panels, or of act(up) without a gate."""
+    """32 columns of act(gate) * up, for a matrix of interleaved gate and up panels that begins at `first_column`, or of
+    act(up) without a gate."""
     each, hidden, buffer = 2 if shape.gated else 1, shape.hidden, scratch.gate_up[thread]
-    columns = each * inner
     multiply(
-        x, first_row, num_rows, hidden, w, layer * columns * hidden, scales, bias, layer * columns, buffer,
+        x, first_row, num_rows, hidden, w, first_column * hidden, scales, bias, first_column, buffer,
         -each * PANEL * panel, each * PANEL, each * panel, each * (panel + 1), False, scratch.wide[thread],
     )  # fmt: skip
     _finish(buffer, num_rows, shape, out, first_row, inner, panel * PANEL)
@@ -125,11 +138,23 @@ def inner_panel(
 def inner_product(
     counters, phase, thread, num_threads, num_rows, shape, x, w, scales, bias, layer, inner, scratch, out
 ):  # fmt: skip
-    """out [rows, inner] of a feed-forward; a thread applies the gate to panels while they are in its cache."""
+    """out [rows, inner] of feed-forward number `layer` of equal ones."""
+    first_column = layer * inner * (2 if shape.gated else 1)
+    inner_product_at(
+        counters, phase, thread, num_threads, num_rows, shape, x, w, scales, bias, first_column, inner, scratch, out
+    )  # fmt: skip
+
+
+@kernel
+def inner_product_at(
+    counters, phase, thread, num_threads, num_rows, shape, x, w, scales, bias, first_column, inner, scratch, out
+):  # fmt: skip
+    """As `inner_product`, of the matrix that begins at `first_column`; a thread applies the gate to panels while they are
+    in its cache."""
     panels = inner // PANEL
     size = chunk(panels, num_threads)
     first = thread * size
     while 0 <= first < panels:
         for panel in range(first, min(first + size, panels)):
-            inner_panel(panel, thread, 0, num_rows, x, shape, w, scales, bias, layer, inner, scratch, out)
+            inner_panel(panel, thread, 0, num_rows, x, shape, w, scales, bias, first_column, inner, scratch, out)
         first = take_after(counters, phase, size, panels, num_threads)

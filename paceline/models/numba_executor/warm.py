@@ -34,25 +34,33 @@ def _ask(typingctx, address):
     return types.void(types.int64), emit
 
 
-def panel_address(w, panel, depth):
-    """Where a panel of `w` begins in memory; compiled code only."""
+def panel_address(w, panel, element):
+    """Where panel number `panel` of `w`, which begins at `element`, begins in memory; compiled code only."""
     raise NotImplementedError
 
 
 @overload(panel_address, jit_options=OPTIONS)
-def _panel_address(w, panel, depth):
-    def of_blocks(w, panel, depth):
+def _panel_address(w, panel, element):
+    def of_blocks(w, panel, element):
         return address_of(w.data, w.starts[panel])
 
-    def of_panels(w, panel, depth):
-        return address_of(w, panel * PANEL * depth)
+    def of_panels(w, panel, element):
+        return address_of(w, element)
 
     return of_blocks if isinstance(w, types.BaseTuple) else of_panels
 
 
 @kernel
 def barrier_before(counters, meetings, thread, num_threads, w, layer, columns, depth, each):
-    """`barrier` before a product of a layer's matrix [columns, depth], whose chunks are multiples of `each` panels."""
+    """`barrier` before a `product` of matrix number `layer`, whose chunks are multiples of `each` panels."""
+    return barrier_at(
+        counters, meetings, thread, num_threads, w, layer * columns * depth, layer * columns, columns, depth, each
+    )
+
+
+@kernel
+def barrier_at(counters, meetings, thread, num_threads, w, w_first, first_column, columns, depth, each):
+    """As `barrier_before`, before a `product_at`."""
     meetings += 1
     fetch_add(counters, 0, 1)
     if acquire(counters, 0) >= meetings * num_threads:
@@ -60,8 +68,9 @@ def barrier_before(counters, meetings, thread, num_threads, w, layer, columns, d
     panels = columns // PANEL
     size = chunk(panels // each, num_threads) * each
     first = min(thread * size, panels - 1)
-    at = panel_address(w, layer * panels + first, depth)
-    end = min(panel_address(w, layer * panels + min(first + size, panels - 1), depth), at + MOST_BYTES)
+    last, panel, elements = min(first + size, panels - 1), first_column // PANEL, PANEL * depth
+    at = panel_address(w, panel + first, w_first + first * elements)
+    end = min(panel_address(w, panel + last, w_first + last * elements), at + MOST_BYTES)
     spins = 0
     while acquire(counters, 0) < meetings * num_threads:
         if at < end:

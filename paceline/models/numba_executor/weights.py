@@ -5,7 +5,7 @@ later loads map the files. Not for where they are kept (`conversions.py`) or for
 (`models/files/checkpoint.py`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,15 @@ from paceline.models.numba_executor.conversions import filled, place_of
 from paceline.models.numba_executor.experts import ExpertWeights
 from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, ZERO_BYTE, pack, padded_rows
+from paceline.models.numba_executor.layer_inputs import VariedWeights
+from paceline.models.numba_executor.layer_table import (
+    HEAD_DIM,
+    INNER,
+    QKV,
+    layer_table,
+    page_dims,
+    row_size,
+)
 from paceline.models.numba_executor.linear import CLAMPED, GELU, GELU_ERF, SILU
 from paceline.models.numba_executor.operand import GROUP, ROUNDS, activations_of
 from paceline.types import Progress
@@ -49,12 +58,15 @@ def shape_of(config: ModelConfig) -> Shape:
         raise UnsupportedModel(f"post_norms, residual_scale: not beside experts or layer norms here; {remedy}")
     shared = config.experts.shared_intermediate_size if config.experts else 0
     for name, value, size in (
-        ("hidden_size", config.hidden_size, PANEL), ("intermediate_size", config.intermediate_size, PANEL),
-        ("shared_expert_intermediate_size", shared, PANEL), ("head_dim", config.head_dim, 16),
+        ("hidden_size", config.hidden_size, PANEL), ("shared_expert_intermediate_size", shared, PANEL),
+        ("hidden_size_per_layer_input", config.hidden_size_per_layer_input, PANEL),
+        *(("intermediate_size", one.intermediate_size, PANEL) for one in config.layer_sizes or (config.sizes(0),)),
+        *(("head_dim", dim, 16) for dim in sorted(config.head_dims)),
     ):  # fmt: skip
         if value % size:
             raise UnsupportedModel(f"{name}: {value} is not a multiple of {size}; {remedy}")
     heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    table = layer_table(config)
     return Shape(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
@@ -62,7 +74,7 @@ def shape_of(config: ModelConfig) -> Shape:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=dim,
-        qkv=padded_rows((heads + 2 * kv_heads) * dim),
+        qkv=row_size(table, heads),
         vocab=padded_rows(config.vocab_size),
         scored=config.vocab_size,
         experts=config.experts.num_experts if config.experts else 0,
@@ -87,6 +99,8 @@ def shape_of(config: ModelConfig) -> Shape:
         residual_scale=np.float32(config.residual_scale),
         logit_scale=np.float32(config.logit_scale),
         logit_cap=np.float32(config.logit_softcap),
+        page_dims=page_dims(table),
+        layer_input=config.hidden_size_per_layer_input,
     )
 
 
@@ -116,8 +130,9 @@ def _silent(done: int, total: int) -> None:
 
 
 def _check_rounding(checkpoint: Checkpoint, dtype: str) -> None:
-    if dtype in ROUNDS and checkpoint.config.head_dim % GROUP:
-        problem = f"{dtype} rounds {GROUP} values together, and {checkpoint.config.head_dim} per head cannot be cut so"
+    uneven = [dim for dim in checkpoint.config.head_dims if dim % GROUP]
+    if dtype in ROUNDS and uneven:
+        problem = f"{dtype} rounds {GROUP} values together, and {uneven[0]} per head cannot be cut so"
         raise InvalidParameter("dtype", problem, "use int8")
     if dtype == BLOCKS and not has_blocks(checkpoint):
         problem = (
@@ -136,8 +151,10 @@ def stored_arrays(folder: Path, config: ModelConfig, dtype: str, mapped: bool = 
         _gather_blocks(arrays, folder, mapped)
     if config.tie_word_embeddings:
         arrays["head"], arrays["head_scales"] = arrays["embedding"], arrays["embedding_scales"]
-    experts = [arrays.pop(name, _nothing(name, dtype)) for name in ExpertWeights._fields]
-    return {**arrays, "experts": ExpertWeights(*experts)}
+    experts, varied = (
+        [arrays.pop(name, _nothing(name, dtype)) for name in kind._fields] for kind in (ExpertWeights, VariedWeights)
+    )
+    return {**arrays, "experts": ExpertWeights(*experts), "varied": VariedWeights(*varied)}
 
 
 def _gather_blocks(arrays: dict[str, Any], folder: Path, mapped: bool) -> None:
@@ -148,13 +165,17 @@ def _gather_blocks(arrays: dict[str, Any], folder: Path, mapped: bool) -> None:
 
 
 def _nothing(name: str, dtype: str) -> Any:
-    """An empty array of the type that `name` has in models with experts, read-only as a mapped one is."""
-    packed = name in ("shared_gate_up", "shared_down")
+    """An empty array of the type that `name` has in models that have it, read-only as a mapped one is."""
+    packed = name in _PACKED
     if packed and dtype == BLOCKS:
         return no_matrix()
     empty = np.zeros(0, STORED[dtype] if packed else np.float32)
     empty.flags.writeable = False
     return empty
+
+
+_PACKED = ("shared_gate_up", "shared_down", "input_tokens", "input_projection", "input_gate", "input_up")
+"""Matrices that only some models have."""
 
 
 def convert(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress = lambda done, total: None) -> None:
@@ -174,7 +195,7 @@ def convert(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress
 
     for matrix in matrices:
         if dtype == BLOCKS:
-            write_matrix(folder, matrix.name, matrix.depth, matrix.parts, matrix.interleave, checkpoint, step)
+            write_matrix(folder, matrix.name, matrix.depths, matrix.parts, matrix.interleave, checkpoint, step)
         else:
             _write_panels(folder, matrix, checkpoint, dtype, step)
     for name, values in _vectors(checkpoint, shape):
@@ -185,13 +206,14 @@ def convert(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress
 def _write_panels(
     folder: Path, matrix: "_Matrix", checkpoint: Checkpoint, dtype: str, step: Callable[[], None]
 ) -> None:  # fmt: skip
-    columns, depth = matrix.columns, matrix.depth
     panels = _new_array(folder / f"{matrix.name}.npy", STORED[dtype], matrix.elements)
-    scales = _new_array(folder / f"{matrix.name}_scales.npy", np.float32, columns * len(matrix.parts))
-    for index, names in enumerate(matrix.parts):
-        stored, row_scales = quantise(matrix.stack([checkpoint.tensor(n) for n in names]), dtype)
-        panels[index * columns * depth : (index + 1) * columns * depth] = pack(stored)
-        scales[index * columns : index * columns + len(row_scales)] = row_scales
+    scales = _new_array(folder / f"{matrix.name}_scales.npy", np.float32, sum(matrix.columns))
+    element = column = 0
+    for names, columns, depth in zip(matrix.parts, matrix.columns, matrix.depths, strict=True):
+        stored, row_scales = quantise(matrix.stack([checkpoint.tensor(n) for n in names], depth), dtype)
+        panels[element : element + columns * depth] = pack(stored)
+        scales[column : column + len(row_scales)] = row_scales
+        element, column = element + columns * depth, column + columns
         step()
 
 
@@ -225,33 +247,50 @@ def quantise(weights: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _Matrix:
-    """One kind of matrix: its name, its (padded) shape, and per layer the checkpoint tensors it is stacked from."""
+    """One kind of matrix: its name, and per layer its (padded) shape and the checkpoint tensors it is stacked from."""
 
-    def __init__(self, name: str, columns: int, depth: int, parts: list[list[str]], interleave: bool = False) -> None:
-        self.name, self.columns, self.depth, self.parts, self.interleave = name, columns, depth, parts, interleave
+    def __init__(
+        self, name: str, columns: int | Sequence[int], depths: int | Sequence[int], parts: list[list[str]],
+        interleave: bool = False,
+    ) -> None:  # fmt: skip
+        self.name, self.parts, self.interleave = name, parts, interleave
+        self.columns = [columns] * len(parts) if isinstance(columns, int) else columns
+        self.depths = [depths] * len(parts) if isinstance(depths, int) else depths
 
     @property
     def elements(self) -> int:
-        return self.columns * self.depth * len(self.parts)
+        return sum(columns * depth for columns, depth in zip(self.columns, self.depths, strict=True))
 
-    def stack(self, tensors: list[np.ndarray]) -> np.ndarray:
+    def stack(self, tensors: list[np.ndarray], depth: int) -> np.ndarray:
         """The tensors' rows one after the other, or panel by panel in turn."""
         if not self.interleave:
-            return np.concatenate(tensors)
-        panels = [t.reshape(-1, PANEL, self.depth) for t in tensors]
-        return np.stack(panels, axis=1).reshape(-1, self.depth)
+            return tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
+        panels = [t.reshape(-1, PANEL, depth) for t in tensors]
+        return np.stack(panels, axis=1).reshape(-1, depth)
 
 
 def _matrices(config: ModelConfig, shape: Shape) -> list[_Matrix]:
-    def per_layer(*names: str) -> list[list[str]]:
-        return [[f"model.layers.{i}.{name}.weight" for name in names] for i in range(shape.layers)]
+    def per_layer(name: str) -> list[list[str]]:
+        return [[f"model.layers.{i}.{name}.weight"] for i in range(shape.layers)]
 
-    attention = [f"self_attn.{x}_proj" for x in "qkv"]
+    table, sizes = layer_table(config), [config.sizes(i) for i in range(shape.layers)]
+    attention = [
+        [f"model.layers.{i}.self_attn.{x}_proj.weight" for x in "q" + "k" * one.has_keys + "v" * one.has_values]
+        for i, one in enumerate(sizes)
+    ]
+    depths = (shape.heads * table[:, HEAD_DIM]).tolist()
     matrices = [
         _Matrix("embedding", shape.vocab, shape.hidden, [["model.embed_tokens.weight"]]),
-        _Matrix("qkv", shape.qkv, shape.hidden, per_layer(*attention)),
-        _Matrix("output", shape.hidden, shape.heads * shape.head_dim, per_layer("self_attn.o_proj")),
+        _Matrix("qkv", table[:, QKV].tolist(), shape.hidden, attention),
+        _Matrix("output", shape.hidden, depths, per_layer("self_attn.o_proj")),
     ]
+    if width := shape.layer_input:
+        matrices += [
+            _Matrix("input_tokens", shape.vocab, shape.layers * width, [["model.embed_tokens_per_layer.weight"]]),
+            _Matrix("input_projection", shape.layers * width, shape.hidden, [["model.per_layer_model_projection.weight"]]),
+            _Matrix("input_gate", width, shape.hidden, per_layer("per_layer_input_gate")),
+            _Matrix("input_up", shape.hidden, width, per_layer("per_layer_projection")),
+        ]
     layers = [f"model.layers.{i}.mlp" for i in range(shape.layers)]
     if config.experts:
         stems = [f"{layer}.experts.{e}" for layer in layers for e in range(shape.experts)]
@@ -260,20 +299,21 @@ def _matrices(config: ModelConfig, shape: Shape) -> list[_Matrix]:
             shared = [f"{layer}.shared_expert" for layer in layers]
             matrices += _feed_forward("shared_", shared, shape.shared_inner, shape)
     else:
-        matrices += _feed_forward("", layers, shape.inner, shape)
+        matrices += _feed_forward("", layers, table[:, INNER].tolist(), shape)
     if not config.tie_word_embeddings:
         matrices.append(_Matrix("head", shape.vocab, shape.hidden, [["lm_head.weight"]]))
     return matrices
 
 
-def _feed_forward(prefix: str, stems: list[str], inner: int, shape: Shape) -> list[_Matrix]:
+def _feed_forward(prefix: str, stems: list[str], inner: int | Sequence[int], shape: Shape) -> list[_Matrix]:
     """The two stacked matrices of feed-forwards, one part per stem."""
+    widths = [inner] * len(stems) if isinstance(inner, int) else inner
     firsts = ("gate_proj", "up_proj") if shape.gated else ("up_proj",)
     gate_up = [[f"{stem}.{name}.weight" for name in firsts] for stem in stems]
     down = [[f"{stem}.down_proj.weight"] for stem in stems]
     return [
-        _Matrix(f"{prefix}gate_up", len(firsts) * inner, shape.hidden, gate_up, interleave=shape.gated),
-        _Matrix(f"{prefix}down", shape.hidden, inner, down),
+        _Matrix(f"{prefix}gate_up", [len(firsts) * one for one in widths], shape.hidden, gate_up, shape.gated),
+        _Matrix(f"{prefix}down", shape.hidden, widths, down),
     ]
 
 
@@ -283,6 +323,13 @@ def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.nda
 
     def of_layers(part: str) -> np.ndarray:
         return _flat([checkpoint.tensor(layer + part) for layer in layers if layer + part in names])
+
+    def of_heads(part: str) -> np.ndarray:
+        rows = np.zeros((shape.layers, shape.head_dim), np.float32)
+        for row, layer in zip(rows, layers, strict=True):
+            values = alone(layer + part)
+            row[: len(values)] = values
+        return _flat([rows])
 
     def alone(name: str) -> np.ndarray:
         return _flat([checkpoint.tensor(name)] if name in names else [])
@@ -298,6 +345,8 @@ def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.nda
         yield name, of_layers(f"{part}.weight")
         if name in ("attention_norm", "mlp_norm"):
             yield f"{name}_bias", zeros_for(of_layers(f"{part}.bias"), shape.layers)
+    for name, part in (("query_norm", "self_attn.q_norm.weight"), ("key_norm", "self_attn.k_norm.weight")):
+        yield name, of_heads(part) if checkpoint.config.layer_sizes else of_layers(part)
     yield "final_norm", alone("model.norm.weight")
     yield "final_norm_bias", zeros_for(alone("model.norm.bias"), 1)
     yield "positions", alone("model.position_embeddings.weight")
@@ -308,6 +357,13 @@ def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.nda
     yield "gate_up_bias", _stacked_biases(checkpoint, feed_forwards, names, firsts, interleave=shape.gated)
     queries = [f"self_attn.{x}_proj.bias" for x in "qkv"]
     yield "qkv_bias", _stacked_biases(checkpoint, layers, names, queries, columns=shape.qkv)
+    if checkpoint.config.value_norm:
+        yield "value_norm", np.ones(shape.head_dim, np.float32)
+    if checkpoint.config.layer_scalars:
+        yield "layer_scalars", of_layers("layer_scalar.weight")
+    if shape.layer_input:
+        yield "input_norm", alone("model.per_layer_projection_norm.weight")
+        yield "input_out_norm", of_layers("post_per_layer_input_norm.weight")
     if checkpoint.config.experts:
         yield "router", of_layers("mlp.gate.weight")
         yield "router_bias", of_layers("mlp.gate.bias")
@@ -318,7 +374,6 @@ def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.nda
 _NORMS = {
     "attention_norm": "input_layernorm", "attention_out_norm": "self_attn.out_norm",
     "mlp_norm": "post_attention_layernorm", "mlp_out_norm": "mlp.out_norm",
-    "query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm",
 }  # fmt: skip
 
 

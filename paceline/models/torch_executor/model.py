@@ -233,7 +233,9 @@ class TorchModel:
     def with_layers(self, layers: Sequence[int]) -> "TorchModel":
         """See `SkipsLayers`."""
         view = copy.copy(self)
-        view._stage = self._stage.with_layers(checked_layers(layers, self.config.num_hidden_layers))
+        view._stage = self._stage.with_layers(
+            self.config.with_sources(checked_layers(layers, self.config.num_hidden_layers))
+        )  # fmt: skip
         return view
 
     @torch.inference_mode()

@@ -147,6 +147,8 @@ def _obstacle(config: ModelConfig, size: int) -> str | None:
         return f"{size} is not 1 or more"
     if config.qk_norm and config.qk_norm_over == "all" and size > 1:
         return "a norm over all queries cannot be shared by ranks yet"
+    if config.layer_sizes and size > 1:
+        return "layers of different sizes cannot be shared by ranks yet"
     if config.num_attention_heads % size:
         return f"{config.num_attention_heads} attention heads cannot be shared evenly by {size}"
     if keys % size and size % keys:

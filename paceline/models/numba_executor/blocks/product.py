@@ -83,7 +83,7 @@ def multiply_blocks(
     add,
 ):  # fmt: skip
     """As `gemm.multiply`, without scales per output: blocks contain theirs. `w` is `Blocks`, `x` a fine operand."""
-    groups, matrix = depth // GROUP, w_first // (depth * PANEL)
+    groups, matrix = depth // GROUP, vector_first // PANEL
     block_rows = max(TILE_ROWS, CACHE_BYTES // depth // TILE_ROWS * TILE_ROWS)
     for block in range(0, num_rows, block_rows):
         block_end = min(block + block_rows, num_rows)

@@ -39,18 +39,20 @@ def stored_blocks(checkpoint: Checkpoint, name: str) -> StoredBlocks | None:
 
 
 def write_matrix(
-    folder: Path, name: str, depth: int, parts: Sequence[Sequence[str]], interleave: bool, checkpoint: Checkpoint,
+    folder: Path, name: str, depths: Sequence[int], parts: Sequence[Sequence[str]], interleave: bool, checkpoint: Checkpoint,
     step: Callable[[], None],
 ) -> None:  # fmt: skip
-    """Write the matrices called `parts`, each stacked from tensors [n, depth], as `name` in `folder`.
+    """Write the matrices called `parts`, each stacked from tensors [n, its depth], as `name` in `folder`.
 
     Args:
         interleave: take the tensors' panels in turn and not one tensor after the other.
         step: called after every part.
     """
     layouts = [_layout(checkpoint, names, interleave) for names in parts]
-    numbers = np.concatenate([[form for _, _, form in layout] for layout in layouts]).astype(np.uint8)
-    sizes = np.array([panel_bytes(form, depth) for form in FORMATS.values()], np.int64)[numbers]
+    by_part = [np.array([form for _, _, form in layout], np.uint8) for layout in layouts]
+    bytes_at = {depth: np.array([panel_bytes(form, depth) for form in FORMATS.values()], np.int64) for depth in depths}
+    numbers = np.concatenate(by_part)
+    sizes = np.concatenate([bytes_at[depth][part] for depth, part in zip(depths, by_part, strict=True)])
     starts = np.cumsum(sizes) - sizes
     data = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=np.uint8, shape=(int(sizes.sum()),))
     np.save(folder / f"{name}_starts.npy", starts)

@@ -175,7 +175,7 @@ def _place(start, row, layer, query_heads, shape, store, batch, floats, keys, va
         rotate(floats, start + head * dim, store.rope_cos, store.rope_sin, batch.positions[row] * half, half)
     page, place = divmod(batch.slots[row], PAGE_SIZE)
     for head in range(shape.kv_heads):
-        at = first_element(keys, shape, page, layer, head)
+        at = first_element(keys, shape, page, layer * shape.kv_heads * dim, head)
         key = start + (query_heads + head) * dim
         value = key + shape.kv_heads * dim
         write_token(keys, values, at, place, dim, floats, key, value)

@@ -48,6 +48,9 @@ class Layout:
             InvalidParameter: a degree that does not fit the model, or a partition that does not add up.
         """
         check_tensor_parallel_size(config, tensor_parallel_size)
+        if config.layer_sizes and pipeline_parallel_size > 1:
+            problem = "layers of different sizes, which may read each other's keys, cannot be on several stages yet"
+            raise InvalidParameter("pipeline_parallel_size", problem, "use 1 stage")
         counts = layer_partition or balanced_partition(config, pipeline_parallel_size, head_share)
         _check_partition(counts, config.num_hidden_layers, pipeline_parallel_size)
         ends = [sum(counts[: i + 1]) for i in range(len(counts))]

@@ -1,0 +1,81 @@
+"""The sizes of each layer as the kernels read them, and where its weights, keys and values begin.
+
+Layers that are all alike have the same table; a pass looks a layer's row up once. Not for sizes that all layers share
+(`forward.Shape`) or for weights (`weights.py`).
+"""
+
+# pyright: reportCallIssue=false, reportArgumentType=false
+# (Numba's functions have another signature in compiled code than in Python)
+
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.positions import rotary_dim
+from paceline.models.numba_executor.gemm import padded_rows
+from paceline.models.numba_executor.kernel import kernel
+
+(HEAD_DIM, KV_HEADS, PROJECTED, VALUES, ROTARY, INNER, CACHE, QKV, FIRST_QKV, FIRST_OUTPUT, FIRST_GATE_UP,
+ FIRST_DOWN) = range(12)  # fmt: skip
+"""Columns: sizes of a head and number of key-value heads; how many of these the layer projects, and whether values are
+projected too; dimensions of a head that turn; width of the feed-forward; dimensions of keys of earlier layers in a page
+of the cache; columns of the matrix of queries, keys and values. Then where the layer's matrices begin: the first column
+of that matrix and of gate and up, the first element of the output's and of down."""
+
+
+class Heads(NamedTuple):
+    """The attention of one layer, under the names that `Shape` has."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qkv: int
+    page_dims: int
+    attention_scale: np.float32
+    attention_cap: np.float32
+
+
+@kernel
+def heads_of(sizes, shape):
+    """The `Heads` of a layer, from its row of the table."""
+    return Heads(
+        shape.heads, sizes[KV_HEADS], sizes[HEAD_DIM], shape.qkv, shape.page_dims, shape.attention_scale,
+        shape.attention_cap,
+    )  # fmt: skip
+
+
+def layer_table(config: ModelConfig) -> np.ndarray:
+    """[layers, columns] int64."""
+    layers, heads, hidden = range(config.num_hidden_layers), config.num_attention_heads, config.hidden_size
+    table, each = np.zeros((len(layers), FIRST_DOWN + 1), np.int64), 2 if config.is_gated else 1
+    for layer in layers:
+        one, row = config.sizes(layer), table[layer]
+        row[[HEAD_DIM, KV_HEADS, INNER]] = one.head_dim, one.num_key_value_heads, one.intermediate_size
+        row[[PROJECTED, VALUES]] = one.num_key_value_heads * one.has_keys, one.has_values
+        row[ROTARY] = one.head_dim if config.layer_sizes else rotary_dim(config)
+        row[QKV] = padded_rows((heads + one.num_key_value_heads * (one.has_keys + one.has_values)) * one.head_dim)
+    if config.position_embedding == "learned":
+        table[:, ROTARY] = 0
+    table[:, CACHE] = _before(table[:, PROJECTED] * table[:, HEAD_DIM])[[config.sizes(i).cache_layer for i in layers]]
+    table[:, FIRST_QKV] = _before(table[:, QKV])
+    table[:, FIRST_OUTPUT] = _before(table[:, HEAD_DIM] * heads * hidden)
+    table[:, FIRST_GATE_UP] = _before(table[:, INNER] * each)
+    table[:, FIRST_DOWN] = _before(table[:, INNER] * hidden)
+    return table
+
+
+def page_dims(table: np.ndarray) -> int:
+    """Dimensions of the keys of a token, of all layers."""
+    return int((table[:, PROJECTED] * table[:, HEAD_DIM]).sum())
+
+
+def row_size(table: np.ndarray, heads: int) -> int:
+    """Numbers of a row of queries, keys and values, with room for values that are not projected; whole panels."""
+    rows = (heads + 2 * table[:, PROJECTED]) * table[:, HEAD_DIM]
+    return padded_rows(int(rows.max()))
+
+
+def _before(sizes: np.ndarray) -> np.ndarray:
+    """For each layer the sum over the layers before it."""
+    return np.cumsum(sizes) - sizes
