@@ -21,7 +21,7 @@ ARCHITECTURES = {
     "olmoe": "olmoe", "ministral3": "mistral3", "exaone4": "exaone4", "glm": "chatglm", "glm4": "glm4",
     "gpt_oss": "gpt-oss", "seed_oss": "seed_oss", "ernie4_5": "ernie4_5", "starcoder2": "starcoder2",
     "stablelm": "stablelm", "cohere": "command-r", "cohere2": "cohere2", "gpt_neox": "gptneox",
-    "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl", "granitemoehybrid": "granite",
+    "gemma4_text": "gemma4", "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl", "granitemoehybrid": "granite",
 }  # fmt: skip
 IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoehybrid", "ministral3")
 _LLAMA_KEYS = {
@@ -94,9 +94,30 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
     if kind in ("olmo3", "exaone4") and config["sliding_window"]:
         slides = [layer == "sliding_attention" for layer in config["layer_types"]]
         values["attention.sliding_window_pattern"] = slides
+    if kind == "gemma4_text":
+        return values | _gemma4_metadata(config)
     if kind == "ministral3":
         values["attention.temperature_scale"] = full["llama_4_scaling_beta"]
         values["rope.scaling.yarn_log_multiplier"] = full["mscale_all_dim"]
+    return values
+
+
+def _gemma4_metadata(config: dict[str, Any]) -> dict[str, Any]:
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    shared, inner = config["num_kv_shared_layers"], config["intermediate_size"]
+    full = config["per_layer_config"][str(slides.index(False))]
+    values = {
+        "attention.sliding_window_pattern": slides, "attention.shared_kv_layers": shared,
+        "attention.key_length": full["head_dim"], "attention.value_length": full["head_dim"],
+        "attention.key_length_swa": config["head_dim"], "attention.value_length_swa": config["head_dim"],
+        "rope.dimension_count": full["head_dim"], "rope.dimension_count_swa": config["head_dim"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+    }  # fmt: skip
+    if "num_key_value_heads" in full:
+        both = full["num_key_value_heads"], config["num_key_value_heads"]
+        values["attention.head_count_kv"] = [both[slide] for slide in slides]
+    if config["use_double_wide_mlp"]:
+        values["feed_forward_length"] = [inner * 2 if i >= len(slides) - shared else inner for i in range(len(slides))]
     return values
 
 
@@ -104,6 +125,10 @@ def _rope_factors(config: dict[str, Any]) -> dict[str, np.ndarray]:
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") == "longrope":
         return {f"rope_factors_{length}.weight": np.array(rope[f"{length}_factor"]) for length in ("long", "short")}
+    if config["model_type"] == "gemma4_text":
+        half = config["per_layer_config"][str(config["layer_types"].index("full_attention"))]["head_dim"] // 2
+        turning = int(half * rope["full_attention"]["partial_rotary_factor"])
+        return {"rope_freqs.weight": np.array([1.0] * turning + [1e30] * (half - turning))}
     if rope.get("rope_type") != "llama3":
         return {}
     dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -126,6 +151,7 @@ def _tensors(config: dict[str, Any], stored: dict[str, np.ndarray]) -> Iterator[
         stored = dict(part for name, values in stored.items() for part in _gate_and_up_apart(name, values))
     if kind == "gpt_neox":
         stored = {name: _heads_together(config, name, values) for name, values in stored.items()}
+    stored = {f"{n}.weight" if n.endswith(".layer_scalar") else n: x for n, x in stored.items()}
     stored = _gpt_oss(stored) if kind == "gpt_oss" else _experts_together(stored)
     for name, values in stored.items():
         found = names.get_name(name, (".weight", ".bias"))
@@ -138,7 +164,7 @@ def _changed(config: dict[str, Any], name: str, values: np.ndarray) -> np.ndarra
     if kind in IN_PAIRS and (".q_proj." in name or ".k_proj." in name):
         key = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
         return interleaved(values, config[key])
-    if kind.startswith("gemma") and name.endswith("norm.weight"):
+    if kind in ("gemma", "gemma2", "gemma3_text") and name.endswith("norm.weight"):
         return values + 1
     if kind == "gpt2" and ".h." in name and values.ndim == 2:
         return values.T

@@ -202,7 +202,7 @@ def test_both_spellings_of_rope_settings_mean_the_same():
         (LLAMA, {"model_type": "mamba"}, "model_type.*llama, mistral.*qwen2.*gpt2"),
         (LLAMA, {"model_type": None}, "model_type"),
         (LLAMA, {"hidden_act": "relu"}, "hidden_act"),
-        (LLAMA, {"rope_scaling": {"rope_type": "proportional", "factor": 4.0}}, "rope_scaling"),
+        (LLAMA, {"rope_scaling": {"rope_type": "proportional", "partial_rotary_factor": 1.5}}, "partial_rotary_factor"),
         (LLAMA, {"rope_scaling": {"rope_type": "linear"}}, "factor"),
         (LLAMA, {"rope_scaling": {"rope_type": "linear", "factor": -1}}, "factor"),
         (LLAMA, {"partial_rotary_factor": 0.1}, "partial_rotary_factor"),
@@ -364,7 +364,7 @@ def test_queries_grow_with_their_position():
 
 ACTIVATIONS = {
     "gpt_neox": "gelu",
-    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "starcoder2"), "gelu_pytorch_tanh"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gemma4_text", "starcoder2"), "gelu_pytorch_tanh"),
 }
 
 
@@ -372,8 +372,8 @@ def test_every_supported_type_can_be_read():
     for name in SUPPORTED_MODEL_TYPES:
         act = {"hidden_act": ACTIVATIONS.get(name, "silu")}
         eps = {"norm_epsilon": 1e-5, "layer_norm_eps": 1e-5}
-        four = {"shared_intermediate_size": 96, "layer_types": ["full_attention"] * 3}
-        base = GPT2 if name == "gpt2" else MIXTURE | act | eps | (four if name == "granitemoehybrid" else {})
+        four = {"shared_intermediate_size": 96, "layer_types": ["full_attention"] * 3, "hidden_size_per_layer_input": 0}
+        base = GPT2 if name == "gpt2" else MIXTURE | act | eps | (four if "4" in name or "hybrid" in name else {})
         assert ModelConfig.from_hf(base | {"model_type": name}).model_type == name
 
 
