@@ -72,10 +72,14 @@ def _configs():
         "gemma3_text-usual": t.Gemma3TextConfig(**GEMMA | many | USUAL, **WINDOW, rope_parameters={
             "full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}),
         "gemma4_text": t.Gemma4TextConfig(
-            **GEMMA4 | {"num_hidden_layers": 8, "layer_types": GEMMA4["layer_types"] * 2}, num_kv_shared_layers=4, use_double_wide_mlp=True,
+            **GEMMA4 | {"num_hidden_layers": 8, "layer_types": GEMMA4["layer_types"] * 2},
+            num_kv_shared_layers=4, use_double_wide_mlp=True,
             hidden_size_per_layer_input=32, vocab_size_per_layer_input=VOCAB, final_logit_softcapping=4.0),
         "gemma4_text-large": t.Gemma4TextConfig(
             **GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0),
+        "gemma4_text-mixture": t.Gemma4TextConfig(
+            **GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
+            enable_moe_block=True, num_experts=6, top_k_experts=3, moe_intermediate_size=32),
         "phi3": t.Phi3Config(**SIZES, pad_token_id=0, eos_token_id=2, **WINDOW),
         "phi3-long": t.Phi3Config(
             **SIZES | {"max_position_embeddings": 256}, pad_token_id=0, eos_token_id=2,

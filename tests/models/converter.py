@@ -113,6 +113,8 @@ def _gemma4_metadata(config: dict[str, Any]) -> dict[str, Any]:
         "rope.dimension_count": full["head_dim"], "rope.dimension_count_swa": config["head_dim"],
         "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
     }  # fmt: skip
+    if config["enable_moe_block"]:
+        values["expert_used_count"] = config["top_k_experts"]
     if "num_key_value_heads" in full:
         both = full["num_key_value_heads"], config["num_key_value_heads"]
         values["attention.head_count_kv"] = [both[slide] for slide in slides]
@@ -151,10 +153,10 @@ def _tensors(config: dict[str, Any], stored: dict[str, np.ndarray]) -> Iterator[
         stored = dict(part for name, values in stored.items() for part in _gate_and_up_apart(name, values))
     if kind == "gpt_neox":
         stored = {name: _heads_together(config, name, values) for name, values in stored.items()}
-    stored = {f"{n}.weight" if n.endswith(".layer_scalar") else n: x for n, x in stored.items()}
-    stored = _gpt_oss(stored) if kind == "gpt_oss" else _experts_together(stored)
+    changes = {"gpt_oss": _gpt_oss, "gemma4_text": _gemma4}
+    stored = changes.get(kind, _experts_together)(stored)
     for name, values in stored.items():
-        found = names.get_name(name, (".weight", ".bias"))
+        found = names.get_name(name, (".weight", ".bias", ".scale"))
         assert found is not None, name
         yield found, _changed(config, name, values)
 
@@ -186,6 +188,18 @@ def _heads_together(config: dict[str, Any], name: str, values: np.ndarray) -> np
         return values
     heads = values.reshape(config["num_attention_heads"], 3, -1, *values.shape[1:])
     return np.ascontiguousarray(heads.swapaxes(0, 1)).reshape(values.shape)
+
+
+def _gemma4(stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Numbers of layers and experts as weights, and scales of the router and of experts as the converter names them."""
+    out = {}
+    for name, values in stored.items():
+        named = name if name.endswith(".weight") else f"{name}.weight"
+        for theirs, ours in (("router.scale.weight", "router.proj.scale"),
+                             ("router.per_expert_scale.weight", "experts.down_proj.scale")):  # fmt: skip
+            named = named.replace(theirs, ours)
+        out[named] = values
+    return out
 
 
 def _gpt_oss(stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -20,6 +20,7 @@ FAMILIES = [
     "starcoder2", "stablelm", "gpt_oss",
     "cohere", "cohere2", "gpt_neox", "gpt_neox-serial",
     "qwen2_5_vl_text", "qwen3_vl_text", "granitemoehybrid", "gemma4_text", "gemma4_text-large",
+    "gemma4_text-mixture",
 ]  # fmt: skip
 TOLERANCE = 1e-4
 PAGES = (3, 0, 5)

@@ -22,6 +22,9 @@ class Experts:
         norm_topk_prob: whether the router's weights of the chosen experts are rescaled to sum to 1.
         shared_intermediate_size: width of the shared expert, which all tokens use; 0 for none.
         bias: whether the router and the linear layers of the experts have biases.
+        shared_expert_gate: whether the shared expert has a share too, the sigmoid of a gate.
+        beside_dense: Gemma 4's form. The shared expert is a dense feed-forward; it and the experts have norms before and
+            after them of their own, and so has the router. Shares are multiplied by a number of each expert's.
     """
 
     num_experts: int
@@ -29,6 +32,8 @@ class Experts:
     norm_topk_prob: bool
     shared_intermediate_size: int = 0
     bias: bool = False
+    shared_expert_gate: bool = True
+    beside_dense: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_experts_per_tok <= self.num_experts:
@@ -44,6 +49,9 @@ def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | No
     Raises:
         UnsupportedModel: some layers are dense, or a number is missing.
     """
+    if model_type == "gemma4_text" and fields.flag("enable_moe_block", False):
+        count, chosen = fields.whole("num_experts", most=_MOST_EXPERTS), fields.whole("top_k_experts")
+        return _beside_dense(count, chosen, fields.whole("intermediate_size")), fields.whole("moe_intermediate_size")
     if model_type not in MIXTURE_MODEL_TYPES:
         return None
     if fields.whole("decoder_sparse_step", 1) != 1 or fields.list("mlp_only_layers", int):
@@ -61,6 +69,10 @@ def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | No
 
 def experts_from_gguf(model_type: str, own: Fields) -> tuple[Experts, int] | None:
     """As `experts_from_hf`, from GGUF keys without the architecture's prefix. Raises UnsupportedModel."""
+    if model_type == "gemma4_text" and own.whole("expert_count", 0, least=0, most=_MOST_EXPERTS):
+        experts = _beside_dense(own.whole("expert_count"), own.whole("expert_used_count"),
+                                own.whole("feed_forward_length"))  # fmt: skip
+        return experts, own.whole("expert_feed_forward_length")
     if model_type not in MIXTURE_MODEL_TYPES:
         own.expect("expert_count", 0)
         return None
@@ -71,6 +83,10 @@ def experts_from_gguf(model_type: str, own: Fields) -> tuple[Experts, int] | Non
     normed = own.flag("expert_weights_norm", model_type not in ("qwen2_moe", "olmoe"))
     count = own.whole("expert_count", most=_MOST_EXPERTS)
     return Experts(count, own.whole("expert_used_count"), normed, shared, model_type == "gpt_oss"), width
+
+
+def _beside_dense(count: int, chosen: int, dense: int) -> Experts:
+    return Experts(count, chosen, True, dense, shared_expert_gate=False, beside_dense=True)
 
 
 def expert_shapes(experts: Experts, hidden: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -90,5 +106,9 @@ def expert_shapes(experts: Experts, hidden: int, inner: int) -> Iterator[tuple[s
             yield f"{stem}.{part}.weight", shape
             if experts.bias:
                 yield f"{stem}.{part}.bias", shape[:1]
-    if shared:
+    if shared and experts.shared_expert_gate:
         yield "mlp.shared_expert_gate.weight", (1, hidden)
+    if experts.beside_dense:
+        for name in ("gate_norm", "experts_norm", "experts_out_norm", "shared_expert.out_norm"):
+            yield f"mlp.{name}.weight", (hidden,)
+        yield "mlp.gate_scales.weight", (experts.num_experts,)

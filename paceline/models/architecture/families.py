@@ -17,12 +17,23 @@ _POST_NORMS = {
     "mlp.out_norm": "post_feedforward_layernorm",
 }  # fmt: skip
 _OUT_NORMS = {part: name for part, name in _POST_NORMS.items() if part.endswith("out_norm")}
-_GEMMA4_NAMES = {**_POST_NORMS, "layer_scalar.weight": "layer_scalar"}
+_SHARED = {f"mlp.shared_expert.{part}_proj": part for part in ("gate", "up", "down")}
+_GEMMA4_NAMES = {
+    **_POST_NORMS, **{name: f"mlp.{part}_proj" for name, part in _SHARED.items()},
+    "layer_scalar.weight": "layer_scalar", "mlp.gate": "router.proj", "mlp.gate_norm.weight": "router.scale",
+    "mlp.gate_scales.weight": "router.per_expert_scale", "mlp.experts.gate_up_proj": "experts.gate_up_proj",
+    "mlp.experts.down_proj": "experts.down_proj", "mlp.experts_norm": "pre_feedforward_layernorm_2",
+    "mlp.experts_out_norm": "post_feedforward_layernorm_2", "mlp.shared_expert.out_norm": "post_feedforward_layernorm_1",
+}  # fmt: skip
+_EXPERTS_GATE_UP = ("mlp.experts.gate_proj", "mlp.experts.up_proj")
 _GEMMA4_GGUF = {
     "layer_scalar": "layer_output_scale", "model.embed_tokens_per_layer": "per_layer_token_embd",
     "model.per_layer_model_projection": "per_layer_model_proj", "per_layer_input_gate": "inp_gate",
     "model.per_layer_projection_norm": "per_layer_proj_norm", "per_layer_projection": "proj",
-    "post_per_layer_input_norm": "post_norm",
+    "post_per_layer_input_norm": "post_norm", **{name: f"ffn_{part}" for name, part in _SHARED.items()},
+    "mlp.gate_norm.weight": "ffn_gate_inp.scale", "mlp.gate_scales.weight": "ffn_down_exps.scale",
+    "mlp.experts_norm": "pre_ffw_norm_2", "mlp.experts_out_norm": "post_ffw_norm_2",
+    "mlp.shared_expert.out_norm": "post_ffw_norm_1",
 }  # fmt: skip
 _GLM4_NAMES = {"self_attn.out_norm": "post_self_attn_layernorm", "mlp.out_norm": "post_mlp_layernorm"}
 _GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
@@ -105,10 +116,12 @@ FAMILIES: Mapping[str, Family] = {
             window="typed", window_every=6, gguf_window=4096, parts=parts.gemma3, gguf_parts=parts.gemma3_gguf,
         ),
         Family(
-            "gemma4_text", "gemma4", "gemma3 with norms without one less and norms of values too; layers with full "
-            "attention have larger heads, of which a part turns; the last layers read keys of earlier ones, layers have "
-            "embeddings of their own (E2B, E4B), or values are keys (31B)", keys=_GEMMA_KEYS, names=_GEMMA4_NAMES,
+            "gemma4_text", "gemma4", "gemma3 with whole norm weights and norms of values too; layers with full attention "
+            "have larger heads, of which a part turns; E2B and E4B: layers have embeddings of their own, the last ones "
+            "read keys of earlier ones; 31B, 26B-A4B: values are keys; 26B-A4B: experts beside the feed-forward", keys=_GEMMA_KEYS, names=_GEMMA4_NAMES,
             gguf_names=_GEMMA4_GGUF, activation=_GELU_TANH,
+            stacked={"mlp.experts.gate_up_proj": _EXPERTS_GATE_UP},
+            gguf_stacked={"ffn_gate_up_exps": _EXPERTS_GATE_UP},
             defaults={
                 **_GEMMA_DEFAULTS, "vocab_size": 262144, "max_position_embeddings": 131072, "sliding_window": 512,
                 "num_hidden_layers": 30, "hidden_size": 2304, "intermediate_size": 9216, "rope_parameters": {

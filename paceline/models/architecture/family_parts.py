@@ -56,9 +56,8 @@ def gemma3_gguf(fields: Fields) -> dict[str, Any]:
 
 def gemma4(fields: Fields) -> dict[str, Any]:
     """Gemma 4: sizes by layer, norms of values too, unscaled scores, embeddings that each layer has of its own."""
-    for name, expected in (("use_bidirectional_attention", (False, "vision")), ("attention_bias", (False,)),
-                           ("enable_moe_block", (False,))):  # fmt: skip
-        fields.expect(name, *expected)
+    fields.expect("use_bidirectional_attention", False, "vision")
+    fields.expect("attention_bias", False)
     width = fields.whole("hidden_size_per_layer_input", 256, least=0)
     if width:
         fields.expect("vocab_size_per_layer_input", fields.whole("vocab_size"))

@@ -54,7 +54,10 @@ def sizes_from_hf(fields: Fields) -> dict[str, Any]:
     said = {str(i): full for i in range(layers) if kinds[i] == _FULL}
     changes = fields.get("per_layer_config", said)
     first_shared = layers - fields.whole("num_kv_shared_layers", 0, least=0)
-    inner = fields.whole("intermediate_size")
+    mixture = fields.flag("enable_moe_block", False)
+    inner = fields.whole("moe_intermediate_size" if mixture else "intermediate_size")
+    if mixture:
+        fields.expect("use_double_wide_mlp", False)
     wide = inner * 2 if fields.flag("use_double_wide_mlp", False) else inner
     sizes = [
         _sizes(i, *_changed(changes, i, heads), inner if i < first_shared else wide, kinds, first_shared, equal)
@@ -72,7 +75,10 @@ def sizes_from_gguf(own: Fields) -> dict[str, Any]:
     kinds = ["sliding_attention" if slides[i] else _FULL for i in range(layers)]
     dim = own.whole("attention.key_length")
     dims = {_FULL: dim, "sliding_attention": own.whole("attention.key_length_swa", dim)}
-    key_heads, inner = (_listed(own, name, layers) for name in (_KEY_HEADS, _FEED_FORWARD))
+    width = "expert_feed_forward_length" if own.get("expert_count", 0) else _FEED_FORWARD
+    key_heads, inner = (_listed(own, name, layers) for name in (_KEY_HEADS, width))
+    for kind in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        own.expect(kind, dims["sliding_attention"])
     first_shared = layers - own.whole("attention.shared_kv_layers", 0, least=0)
     sizes = [_sizes(i, dims[kinds[i]], key_heads[i], inner[i], kinds, first_shared, False) for i in range(layers)]
     return _fields(sizes)

@@ -24,7 +24,7 @@ _LENGTH_BYTES = 8
 _LONGEST_TYPE = 16
 _LARGEST_HEADER = 100_000_000
 """The format's own limit."""
-_ALL_EXPERTS = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
+_ALL_EXPERTS = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
 """Names of tensors that hold all experts of a layer."""
 _MOST_EXPERTS = 4096
 

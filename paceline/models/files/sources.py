@@ -103,13 +103,16 @@ def gguf_sources(config: ModelConfig, has_tensor: Callable[[str], bool]) -> Iter
         expert = _EXPERT.fullmatch(part)
         if expert:
             assert config.experts is not None
-            stem, first = names[f"mlp.experts.{expert[2]}"], int(expert[1]) * shape[0]
-            yield name, Source(f"{prefix}{stem}.{kind}", (config.experts.num_experts, *shape), shape, first)
+            place = places.of(f"mlp.experts.{expert[2]}", shape[0])
+            stem, first = names.get(place.part, place.part), int(expert[1]) * place.rows + place.first
+            whole = config.experts.num_experts, place.rows, *shape[1:]
+            yield name, Source(f"{prefix}{stem}.{kind}", whole, shape, first)
             continue
         place = places.of(part, shape[0])
         whole = (shape[1],) if part == "mlp.shared_expert_gate" else (place.rows, *shape[1:])
+        theirs = names.get(f"{part}.{kind}", f"{names.get(place.part, place.part)}.{kind}")
         yield name, Source(
-            f"{prefix}{names.get(place.part, place.part)}.{kind}", whole, shape, place.first,
+            f"{prefix}{theirs}", whole, shape, place.first,
             pairs=_heads(config, part) if family.pairs or family.interleaved else 0, turned=rotary_dim(config),
         )  # fmt: skip
 

@@ -17,7 +17,8 @@ from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.linear import chunk, inner_panel, inner_product, product
 from paceline.models.numba_executor.matrix import multiply
-from paceline.models.numba_executor.operand import Operand, copy_row, read_row
+from paceline.models.numba_executor.operand import Operand, copy_row, put, read_row
+from paceline.models.numba_executor.rowwise import norm_row
 from paceline.models.numba_executor.team import barrier, take
 
 EXPERT_PHASES = 7
@@ -123,8 +124,10 @@ def _route(row, layer, thread, shape, weights, scratch):
     _softmax(e.logits, row * shape.experts, shape.experts)
     _choose(row, shape, e)
     if shape.shared_inner > 0:
-        gate = _dot(x, weights.experts.shared_gate, layer * hidden, hidden)
-        e.shared_shares[row] = np.float32(1) / (np.float32(1) + np.exp(-gate))
+        share = np.float32(1)
+        if len(weights.experts.shared_gate) > 0:
+            share /= share + np.exp(-_dot(x, weights.experts.shared_gate, layer * hidden, hidden))
+        e.shared_shares[row] = share
 
 
 @kernel
@@ -233,5 +236,67 @@ def experts_forward(phase, layer, met, thread, num_threads, num_rows, shape, wei
     row = take(counters, phase + 6, 1, num_rows)
     while row >= 0:
         _combine_row(row, shape, scratch)
+        row = take(counters, phase + 6, 1, num_rows)
+    return barrier(counters, met, num_threads)
+
+
+@kernel
+def _prepare_row(row, layer, thread, shape, eps, weights, scratch):
+    """Route a row by its own norm, then put what the experts are given into `normed`."""
+    e, hidden, own, vectors = scratch.experts, shape.hidden, scratch.row[thread], weights.varied
+    norm_row(scratch.hidden, row * hidden, vectors.router_norm, layer * hidden, hidden, eps, own, 0)
+    put(scratch.normed, row, hidden, 0, own, 0, hidden)
+    _route(row, layer, thread, shape, weights, scratch)
+    for choice in range(row * shape.top_k, (row + 1) * shape.top_k):
+        e.shares[choice] *= vectors.expert_scales[layer * shape.experts + e.chosen[choice]]
+    norm_row(scratch.hidden, row * hidden, vectors.experts_norm, layer * hidden, hidden, eps, own, 0)
+    put(scratch.normed, row, hidden, 0, own, 0, hidden)
+
+
+@kernel
+def _add_row(row, layer, shape, eps, vectors, scratch):
+    """delta = the dense feed-forward and the experts in the order of choice, each with its norm."""
+    e, hidden, at = scratch.experts, shape.hidden, row * shape.hidden
+    for i in range(0, hidden, v.LANES):
+        total = v.splat(np.float32(0))
+        for choice in range(row * shape.top_k, (row + 1) * shape.top_k):
+            total = v.fma(v.splat(e.shares[choice]), v.load(e.out, e.places[choice] * hidden + i), total)
+        v.store(scratch.delta, at + i, total)
+    norm_row(scratch.delta, at, vectors.experts_out_norm, layer * hidden, hidden, eps, scratch.delta, at)
+    norm_row(e.shared_out, at, vectors.dense_out_norm, layer * hidden, hidden, eps, e.shared_out, at)
+    for i in range(at, at + hidden, v.LANES):
+        v.store(scratch.delta, i, v.add(v.load(scratch.delta, i), v.load(e.shared_out, i)))
+
+
+@kernel
+def experts_beside_dense(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch):
+    """delta = dense(normed) + mixture(hidden), see `Experts.beside_dense`; returns the count of barriers met."""
+    counters, e, w = scratch.counters, scratch.experts, weights.experts
+    inner_product(
+        counters, phase, thread, num_threads, num_rows, shape, scratch.normed, w.shared_gate_up,
+        w.shared_gate_up_scales, w.shared_gate_up_scales[:0], layer, shape.shared_inner, scratch, e.shared_inner,
+    )  # fmt: skip
+    met = barrier(counters, met, num_threads)
+    product(
+        counters, phase + 1, thread, num_threads, e.shared_inner, num_rows, shape.shared_inner, w.shared_down,
+        w.shared_down_scales, w.shared_down_scales[:0], layer, shape.hidden, e.shared_out, False, scratch.wide[thread],
+    )  # fmt: skip
+    row = take(counters, phase + 2, 1, num_rows)
+    while row >= 0:
+        _prepare_row(row, layer, thread, shape, eps, weights, scratch)
+        row = take(counters, phase + 2, 1, num_rows)
+    met = barrier(counters, met, num_threads)
+    if thread == 0:
+        _sort(num_rows, layer, shape, e)
+    met = barrier(counters, met, num_threads)
+    _gather(counters, phase + 3, num_threads, num_rows, shape, scratch)
+    met = barrier(counters, met, num_threads)
+    _multiply_experts(counters, phase + 4, layer, thread, shape, weights, scratch, False)
+    met = barrier(counters, met, num_threads)
+    _multiply_experts(counters, phase + 5, layer, thread, shape, weights, scratch, True)
+    met = barrier(counters, met, num_threads)
+    row = take(counters, phase + 6, 1, num_rows)
+    while row >= 0:
+        _add_row(row, layer, shape, eps, weights.varied, scratch)
         row = take(counters, phase + 6, 1, num_rows)
     return barrier(counters, met, num_threads)

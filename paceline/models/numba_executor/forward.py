@@ -18,7 +18,13 @@ import numpy as np
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.attend import AttentionScratch, attend_blocks, blocks_at_once, blocks_per_group
-from paceline.models.numba_executor.experts import EXPERT_PHASES, ExpertScratch, ExpertWeights, experts_forward
+from paceline.models.numba_executor.experts import (
+    EXPERT_PHASES,
+    ExpertScratch,
+    ExpertWeights,
+    experts_beside_dense,
+    experts_forward,
+)
 from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.kv_cache import first_element, write_token
 from paceline.models.numba_executor.layer_inputs import (
@@ -389,6 +395,11 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
         )  # fmt: skip
     if shape.experts > 0:
         met = barrier(counters, met, num_threads)
+        if shape.apart:
+            met = experts_beside_dense(
+                phase + 6, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch
+            )  # fmt: skip
+            return _leave(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch)
         return experts_forward(phase + 6, layer, met, thread, num_threads, num_rows, shape, weights, scratch)
     met = barrier_at(
         counters, met, thread, num_threads, weights.gate_up, first_up * hidden, first_up, inner, hidden, each
@@ -425,18 +436,24 @@ def _feed_forward(phase, layer, met, thread, num_threads, num_rows, shape, eps, 
     else:
         met = barrier_before(counters, met, thread, num_threads, weights.head, 0, shape.vocab, shape.hidden, 1)
     if shape.apart:
-        factor = weights.varied.layer_scalars[layer] if len(weights.varied.layer_scalars) > 0 else _ONE
-        _merge_rows(
-            scratch, phase + _MERGES + 1, thread, num_threads, num_rows, weights.mlp_out_norm, layer, shape, eps,
-            _ONE if shape.layer_input > 0 else factor,
-        )  # fmt: skip
-        met = barrier(counters, met, num_threads)
-        if shape.layer_input > 0:
-            phase += _INPUTS
-            met = read_input(phase, layer, met, thread, num_threads, num_rows, shape, weights.varied, scratch)
-            norm = weights.varied.input_out_norm
-            _merge_rows(scratch, phase + 4, thread, num_threads, num_rows, norm, layer, shape, eps, factor)
-            met = barrier(counters, met, num_threads)
+        met = _leave(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch)
+    return met
+
+
+@kernel
+def _leave(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch):
+    """Add to the hidden states what the feed-forward gives, then what the layer's own input does, and scale them."""
+    factor = weights.varied.layer_scalars[layer] if len(weights.varied.layer_scalars) > 0 else _ONE
+    _merge_rows(
+        scratch, phase + _MERGES + 1, thread, num_threads, num_rows, weights.mlp_out_norm, layer, shape, eps,
+        _ONE if shape.layer_input > 0 else factor,
+    )  # fmt: skip
+    met = barrier(scratch.counters, met, num_threads)
+    if shape.layer_input > 0:
+        first, norm = phase + _INPUTS, weights.varied.input_out_norm
+        met = read_input(first, layer, met, thread, num_threads, num_rows, shape, weights.varied, scratch)
+        _merge_rows(scratch, first + 4, thread, num_threads, num_rows, norm, layer, shape, eps, factor)
+        met = barrier(scratch.counters, met, num_threads)
     return met
 
 

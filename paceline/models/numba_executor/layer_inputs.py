@@ -35,6 +35,8 @@ class VariedWeights(NamedTuple):
         input_norm: [width] of the projections.
         input_gate, input_up: packed as layers are, [width, hidden] and [hidden, width].
         input_out_norm: [layers, hidden].
+        router_norm, experts_norm, experts_out_norm, dense_out_norm: [layers, hidden], of experts beside a dense
+            feed-forward. expert_scales: [layers, experts], factors on their shares.
     """
 
     value_norm: np.ndarray
@@ -49,6 +51,11 @@ class VariedWeights(NamedTuple):
     input_up: np.ndarray
     input_up_scales: np.ndarray
     input_out_norm: np.ndarray
+    router_norm: np.ndarray
+    experts_norm: np.ndarray
+    experts_out_norm: np.ndarray
+    dense_out_norm: np.ndarray
+    expert_scales: np.ndarray
 
 
 class InputScratch(NamedTuple):

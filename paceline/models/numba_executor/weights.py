@@ -54,7 +54,8 @@ def shape_of(config: ModelConfig) -> Shape:
     """
     remedy = 'run it with executor="torch" (needs paceline[torch])'
     apart = config.post_norms or config.residual_scale != 1.0 or config.parallel
-    if (apart and config.experts) or (config.post_norms and config.norm == "layer"):
+    beside = config.experts is not None and config.experts.beside_dense
+    if (apart and config.experts and not beside) or (config.post_norms and config.norm == "layer"):
         raise UnsupportedModel(f"post_norms, residual_scale: not beside experts or layer norms here; {remedy}")
     shared = config.experts.shared_intermediate_size if config.experts else 0
     for name, value, size in (
@@ -367,8 +368,11 @@ def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.nda
     if checkpoint.config.experts:
         yield "router", of_layers("mlp.gate.weight")
         yield "router_bias", of_layers("mlp.gate.bias")
-        if shape.shared_inner:
-            yield "shared_gate", of_layers("mlp.shared_expert_gate.weight")
+        yield "shared_gate", of_layers("mlp.shared_expert_gate.weight")
+        for name, part in (("experts_norm", "experts_norm"), ("experts_out_norm", "experts_out_norm"),
+                           ("dense_out_norm", "shared_expert.out_norm"), ("expert_scales", "gate_scales")):  # fmt: skip
+            yield name, of_layers(f"mlp.{part}.weight")
+        yield "router_norm", of_layers("mlp.gate_norm.weight") * np.float32(shape.hidden**-0.5)
 
 
 _NORMS = {

@@ -195,20 +195,26 @@ class MixtureOfExperts(nn.Module):
         self.experts = nn.ModuleList(FeedForward(own) for _ in range(experts.num_experts))
         shared = experts.shared_intermediate_size
         self.shared = FeedForward(replace(config, intermediate_size=shared)) if shared else None
-        self.shared_gate = nn.Linear(config.hidden_size, 1, bias=False) if shared else None
+        gated = shared and experts.shared_expert_gate
+        self.shared_gate = nn.Linear(config.hidden_size, 1, bias=False) if gated else None
 
     def forward(self, x: Tensor) -> Tensor:
         probs = torch.softmax(self.router(x).float(), dim=-1)
         shares, chosen = probs.topk(self.settings.num_experts_per_tok, dim=-1)
         if self.settings.norm_topk_prob:
             shares = shares / shares.sum(dim=-1, keepdim=True)
+        mixed = self.mixed(x, shares, chosen)
+        if self.shared is not None and self.shared_gate is not None:
+            mixed = mixed + torch.sigmoid(self.shared_gate(x)) * self.shared(x)
+        return self.total(mixed)
+
+    def mixed(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        """[M, hidden]: the `chosen` experts [M, k] of each row of x [M, hidden], times their `shares` [M, k]."""
         mixed = torch.zeros_like(x)
         for number in chosen.unique().tolist():
             rows, choices = torch.nonzero(chosen == number, as_tuple=True)
             mixed[rows] += self.experts[number](x[rows]) * shares[rows, choices, None].to(x.dtype)
-        if self.shared is not None and self.shared_gate is not None:
-            mixed = mixed + torch.sigmoid(self.shared_gate(x)) * self.shared(x)
-        return self.total(mixed)
+        return mixed
 
 
 def make_feed_forward(config: ModelConfig, total: Sum = alone) -> nn.Module:

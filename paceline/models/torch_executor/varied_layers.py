@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.experts import Experts
 from paceline.models.architecture.positions import rope_table_of
 from paceline.models.torch_executor.attention import AttentionForm
-from paceline.models.torch_executor.layers import Layer, Pass, RMSNorm, rotate
+from paceline.models.torch_executor.layers import Layer, MixtureOfExperts, Pass, RMSNorm, rotate
 from paceline.models.torch_executor.split_layers import Sum, alone
 
 
@@ -63,12 +64,31 @@ class VariedAttention(nn.Module):
         return self._heads(cached[:, 0, : self.key_heads * self.head_dim])
 
 
-class LayerScalar(nn.Module):
-    """A number that multiplies the output of a layer."""
+class Scales(nn.Module):
+    """Numbers that multiply something, the output of a layer or the shares of experts."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(1))
+        self.weight = nn.Parameter(torch.empty(count))
+
+
+class ExpertsBesideDense(MixtureOfExperts):
+    """A dense feed-forward plus a mixture, each with norms of its own (see `Experts.beside_dense`)."""
+
+    def __init__(self, config: ModelConfig, experts: Experts) -> None:
+        super().__init__(config, experts)
+        self.norm, self.shared_out_norm, self.router_norm, self.experts_norm, self.experts_out_norm = (
+            RMSNorm(config.hidden_size, config.norm_eps) for _ in range(5)
+        )
+        self.scales = Scales(experts.num_experts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.shared is not None
+        logits = self.router(self.router_norm(x) * x.shape[-1] ** -0.5)
+        shares, chosen = torch.softmax(logits.float(), dim=-1).topk(self.settings.num_experts_per_tok, dim=-1)
+        shares = shares / shares.sum(dim=-1, keepdim=True) * self.scales.weight[chosen]
+        dense = self.shared_out_norm(self.shared(self.norm(x)))
+        return dense + self.experts_out_norm(self.mixed(self.experts_norm(x), shares, chosen))
 
 
 class LayerInput(nn.Module):
@@ -91,7 +111,9 @@ class VariedLayer(Layer):
         super().__init__(replace(config, intermediate_size=config.sizes(number).intermediate_size), number)
         self.attention = VariedAttention(config, number)
         self.input = LayerInput(config) if config.hidden_size_per_layer_input else None
-        self.scalar = LayerScalar() if config.layer_scalars else None
+        self.scalar = Scales(1) if config.layer_scalars else None
+        if config.experts is not None and config.experts.beside_dense:
+            self.feed_forward_norm, self.feed_forward = nn.Identity(), ExpertsBesideDense(config, config.experts)
 
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
         x = super().forward(x, layer, step)

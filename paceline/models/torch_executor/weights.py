@@ -17,12 +17,14 @@ _NAMES = {
     "attention.query": "self_attn.q_proj", "attention.key": "self_attn.k_proj", "attention.value": "self_attn.v_proj",
     "attention.out": "self_attn.o_proj", "attention.query_norm": "self_attn.q_norm",
     "attention.key_norm": "self_attn.k_norm", "attention.sinks": "self_attn.sinks",
+    "feed_forward.norm": "post_attention_layernorm",
     "input.gate": "per_layer_input_gate", "input.projection": "per_layer_projection",
     "input.norm": "post_per_layer_input_norm", "scalar": "layer_scalar",
 }  # fmt: skip
 _FEED_FORWARD = {
     "router": "gate", "shared_gate": "shared_expert_gate", "shared": "shared_expert", "experts": "experts",
     "gate": "gate_proj", "up": "up_proj", "down": "down_proj",
+    "router_norm": "gate_norm", "scales": "gate_scales", "shared_out_norm": "shared_expert.out_norm",
 }  # fmt: skip
 
 
