@@ -37,7 +37,7 @@ class RandomCheckpoint:
         self.fingerprint = f"random-{config.model_type}-{abs(hash((config, seed))):x}"
         rng = np.random.default_rng(seed)
         self._tensors = {
-            name: (1.0 * name.endswith("norm.weight") + 0.2 * rng.standard_normal(shape)).astype(np.float32)
+            name: (1.0 * name.endswith(("norm.weight", "layer_scalar.weight")) + 0.2 * rng.standard_normal(shape)).astype(np.float32)
             for name, shape in tensor_shapes(config).items()
         }
 

@@ -28,18 +28,23 @@ CACHE_DTYPES = ("float32", "float16", "int8")
 GROUP = 32
 """Numbers of a token's key or value that share a scale in 8 bits."""
 SCALE_BYTES = 2
+Stored = tuple[np.ndarray, np.ndarray]
 _LARGEST = np.float32(127)
 _HALF_IR = ir.HalfType()
 
 
 class NumbaCache:
-    """Paged keys [pages, layers, kv_heads, head_dim, 16] and values [pages, layers, kv_heads, 16, head_dim]."""
+    """Paged keys [pages, layers, kv_heads, head_dim, 16] and values [pages, layers, kv_heads, 16, head_dim].
 
-    def __init__(self, shape: Any, num_pages: int, dtype: str) -> None:
+    `stored` are keys and values [pages, elements] to use, parts of a larger cache; new ones by default.
+    """
+
+    def __init__(self, shape: Any, num_pages: int, dtype: str, stored: Stored | None = None) -> None:
         self.num_pages = num_pages
         common = (num_pages, shape.layers, shape.kv_heads)
-        self.keys = np.zeros((*common, shape.head_dim, PAGE_SIZE), dtype)
-        self.values = np.zeros((*common, PAGE_SIZE, shape.head_dim), dtype)
+        keys, values = stored or (None, None)
+        self.keys = _pages(keys, (*common, shape.head_dim, PAGE_SIZE), dtype)
+        self.values = _pages(values, (*common, PAGE_SIZE, shape.head_dim), dtype)
 
     @property
     def num_bytes(self) -> int:
@@ -68,11 +73,11 @@ class NumbaCache:
 class RoundedCache(NumbaCache):
     """A cache in 8 bits: bytes [pages, layers, kv_heads, bytes of a page] of keys and of values."""
 
-    def __init__(self, shape: Any, num_pages: int) -> None:
+    def __init__(self, shape: Any, num_pages: int, stored: Stored | None = None) -> None:
         self.num_pages, dim = num_pages, shape.head_dim
         size = PAGE_SIZE * row_bytes(dim)
         common = (num_pages, shape.layers, shape.kv_heads)
-        self.keys, self.values = np.zeros((*common, size), np.int8), np.zeros((*common, size), np.int8)
+        self.keys, self.values = (_pages(kind, (*common, size), "int8") for kind in stored or (None, None))
         codes, scales = self.keys[..., : dim * PAGE_SIZE], self.keys[..., dim * PAGE_SIZE :]
         self._keys = codes.reshape(*common, dim, PAGE_SIZE)
         self._key_scales = scales.view(np.float16).reshape(*common, dim // GROUP, PAGE_SIZE)
@@ -91,8 +96,8 @@ class RoundedCache(NumbaCache):
         """See `NumbaCache.read`; float32."""
         page, place = np.divmod(np.asarray(slots), PAGE_SIZE)
         rows = np.ascontiguousarray(self._rows[page, :, :, place])
-        keys = widened(self._keys[page, ..., place], self._key_scales[page, ..., place])
-        values = widened(rows[..., : self._dim], rows[..., self._dim :].view(np.float16))
+        keys = _widened(self._keys[page, ..., place], self._key_scales[page, ..., place])
+        values = _widened(rows[..., : self._dim], rows[..., self._dim :].view(np.float16))
         return keys.swapaxes(0, 1), values.swapaxes(0, 1)
 
     def write(self, slots: Sequence[int] | np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
@@ -112,14 +117,18 @@ def _rounded(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return codes.reshape(numbers.shape), scales
 
 
-def widened(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+def _widened(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """[.., dim] codes times [.., dim / 32] scales."""
     return codes.astype(np.float32) * np.repeat(scales.astype(np.float32), GROUP, axis=-1)
 
 
-def new_kv_cache(shape: Any, num_pages: int, dtype: str) -> NumbaCache:
-    """An empty cache for the layers of a `Shape`, in one of `CACHE_DTYPES`."""
-    return RoundedCache(shape, num_pages) if dtype == "int8" else NumbaCache(shape, num_pages, dtype)
+def _pages(stored: np.ndarray | None, size: tuple[int, ...], dtype: str) -> np.ndarray:
+    return np.zeros(size, dtype) if stored is None else stored.reshape(size)
+
+
+def new_kv_cache(shape: Any, num_pages: int, dtype: str, stored: Stored | None = None) -> NumbaCache:
+    """An empty cache for the layers of a `Shape`, in one of `CACHE_DTYPES`; `stored` as of `NumbaCache`."""
+    return RoundedCache(shape, num_pages, stored) if dtype == "int8" else NumbaCache(shape, num_pages, dtype, stored)
 
 
 def choose_cache_dtype(name: str, default: str, head_dims: Collection[int]) -> str:

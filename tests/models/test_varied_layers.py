@@ -1,0 +1,128 @@
+"""Layers of different sizes (Gemma 4) on both executors: every storage, caches, skipped layers, and what is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.models.architecture.experts import Experts
+from paceline.models.architecture.layer_sizes import LayerSizes
+from paceline.models.architecture.size import bytes_per_pass, num_parameters
+from paceline.models.base import PAGE_SIZE
+from paceline.models.numba_executor.executor import NumbaModel
+from paceline.models.rows import Part, build_rows
+from tests.fakes import RandomCheckpoint, small_config
+
+torch = pytest.importorskip("torch")
+
+from paceline.models.torch_executor.model import TorchModel  # noqa: E402
+from paceline.models.torch_executor.parallel.layout import Layout  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("own_weight_cache")
+PAGES, TOKENS = [3, 0, 5, 1], np.random.default_rng(3).integers(0, 131, 50).tolist()
+LOCAL, FULL = LayerSizes(32, 2, 96, 0), LayerSizes(64, 1, 96, 1, has_values=False)
+DENSE = small_config(
+    "gemma4_text", num_hidden_layers=6, hidden_size=64, intermediate_size=192, num_attention_heads=4, head_dim=64,
+    layer_sizes=(LOCAL, FULL, replace(LOCAL, cache_layer=2), replace(FULL, cache_layer=3),
+                 LayerSizes(32, 2, 192, 2, False, False), LayerSizes(64, 1, 192, 3, False, False)),
+    windows=(20, 0, 20, 0, 20, 0), rope_local_theta=100.0, rope_inv_freq_scale=(1.0,) * 8 + (0.0,) * 24,
+    hidden_size_per_layer_input=32, layer_scalars=True, value_norm=True, qk_norm=True, post_norms=True,
+    attention_scale=0.15, mlp="gated_gelu_tanh",
+)  # fmt: skip
+MIXTURE = replace(
+    DENSE, num_hidden_layers=4, layer_sizes=DENSE.layer_sizes[:4], windows=DENSE.windows[:4],
+    hidden_size_per_layer_input=0, intermediate_size=96,
+    experts=Experts(6, 3, True, 64, shared_expert_gate=False, beside_dense=True),
+)  # fmt: skip
+
+
+def run(model, cache, *parts):
+    return model.forward(build_rows(list(parts)), cache).logits.copy()
+
+
+@pytest.fixture(scope="module", params=["dense", "mixture"])
+def checkpoint(request):
+    return RandomCheckpoint(DENSE if request.param == "dense" else MIXTURE)
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [("bfloat16", "auto"), ("int8", "int8"), ("w8a8", "float16")])
+def test_a_row_is_bitwise_the_same_in_every_storage(checkpoint, dtype, kept):
+    model = NumbaModel(checkpoint, dtype, num_threads=2, kv_cache_dtype=kept)
+    whole, cache, others = run(model, model.new_cache(6), Part(PAGES, 0, TOKENS)), model.new_cache(12), [9, 6, 8, 7]
+    rows = []
+    for first, last in ((0, 1), (1, 2), (2, 9), (9, 31), (31, 50)):
+        company = Part(others, first, TOKENS[::-1][first:last], logits="none")
+        rows.append(run(model, cache, company, Part(PAGES, first, TOKENS[first:last])))
+    assert np.array_equal(whole, np.concatenate(rows))
+    tree = run(model, cache, Part(PAGES, 50, [5, 9, 9], [-1, 0, 0]))
+    assert np.array_equal(tree[2], run(model, model.new_cache(6), Part(PAGES, 0, [*TOKENS, 5, 9], logits="last"))[0])
+
+
+@pytest.mark.parametrize("kept", ["float32", "float16", "int8"])
+def test_a_cache_moves_and_reads_what_was_computed(checkpoint, kept):
+    ours, theirs = NumbaModel(checkpoint, "float32", num_threads=2, kv_cache_dtype=kept), TorchModel(checkpoint)
+    cache, reference = ours.new_cache(6), theirs.new_cache(6)
+    for model, kind in ((ours, cache), (theirs, reference)):
+        run(model, kind, Part(PAGES, 0, TOKENS))
+    slots = [PAGES[i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE for i in range(50)]
+    for found, want in zip(cache.read(slots), reference.read(slots), strict=True):
+        assert found.shape == want.shape == (4, 50, 1, 64)
+        layers, tolerance = {"float32": (4, 1e-4), "float16": (1, 1e-2), "int8": (1, 1e-1)}[kept]
+        np.testing.assert_allclose(found[:layers], want[:layers], atol=tolerance)
+    before = cache.read([0, 1, 2])
+    cache.move([0, 1], [1, 90])
+    for old, new in zip(before, cache.read([1, 90, 2]), strict=True):
+        assert np.array_equal(old, new)
+
+
+def test_a_page_keeps_no_more_than_its_layers_compute():
+    cache = NumbaModel(RandomCheckpoint(DENSE), "float32", num_threads=1).new_cache(3)
+    assert cache.num_bytes == 2 * 3 * PAGE_SIZE * 2 * (2 * 32 + 64) * 4  # kinds, pages, slots, pairs of layers, bytes
+
+
+def test_attention_per_page_is_that_of_the_reference(checkpoint):
+    shares = []
+    for model in (NumbaModel(checkpoint, "float32", num_threads=2), TorchModel(checkpoint)):
+        cache = model.new_cache(6)
+        run(model, cache, Part(PAGES, 0, TOKENS))
+        shares.append(model.page_attention(build_rows([Part(PAGES, 50, [7])]), cache))
+    np.testing.assert_allclose(*shares, atol=1e-4)
+
+
+def test_a_layer_that_others_read_is_not_skipped():
+    checkpoint, logits = RandomCheckpoint(DENSE), []
+    assert DENSE.with_sources([0, 5]) == (0, 3, 5)
+    for model in (NumbaModel(checkpoint, "float32", num_threads=2), TorchModel(checkpoint)):
+        views = [model.with_layers(layers) for layers in ([0, 5], [0, 3, 5])]
+        logits += [run(view, view.new_cache(6), Part(PAGES, 0, TOKENS)) for view in views]
+    assert np.array_equal(logits[0], logits[1])
+    for found in logits[1:]:
+        np.testing.assert_allclose(found, logits[0], atol=1e-4)
+
+
+def test_tables_of_which_one_row_is_read_are_not_counted():
+    tables = 131 * (64 + 6 * 32)
+    assert bytes_per_pass(DENSE, "int8") == num_parameters(DENSE) - tables + 131 * 64
+    assert bytes_per_pass(DENSE, "int8", num_layers=2) < bytes_per_pass(DENSE, "int8") / 2
+
+
+def test_what_cannot_run_layers_of_different_sizes_says_so():
+    from paceline.models.cuda_executor import CudaModel
+
+    with pytest.raises(UnsupportedModel, match="layers of different sizes"):
+        CudaModel(RandomCheckpoint(DENSE), "cpu")
+    for degrees in ((2, 1), (1, 2)):
+        with pytest.raises(InvalidParameter, match="layers of different sizes"):
+            Layout.of(DENSE, *degrees)
+
+
+@pytest.mark.parametrize(("change", "problem"), [
+    ({"hidden_size_per_layer_input": 40}, "hidden_size_per_layer_input"),
+    ({"layer_sizes": (replace(LOCAL, head_dim=24), *DENSE.layer_sizes[1:])}, "head_dim"),
+    ({"layer_sizes": DENSE.layer_sizes[1:]}, "layer_sizes"),
+    ({"layer_sizes": (replace(LOCAL, num_key_value_heads=3), *DENSE.layer_sizes[1:])}, "num_key_value_heads"),
+])  # fmt: skip
+def test_sizes_that_kernels_do_not_cover_are_refused(change, problem):
+    with pytest.raises(UnsupportedModel, match=problem):
+        NumbaModel(RandomCheckpoint(replace(DENSE, **change)), "float32")
