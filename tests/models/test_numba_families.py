@@ -88,7 +88,7 @@ def assert_same_but_for_rounding(ours, want):
     assert ARCHITECTURES[ours.model_type] == ARCHITECTURES[want.model_type]
 
 
-@pytest.mark.parametrize("name", ["phi3", "gpt2", "qwen2_moe", "llama", "glm4"])
+@pytest.mark.parametrize("name", ["phi3", "gpt2", "qwen2_moe", "llama", "glm4", "gemma4_text-mixture"])
 def test_blocks_of_stacked_tensors_are_the_rows_of_their_part(name, tiny_models, tmp_path):
     import gguf
 

@@ -30,6 +30,10 @@ def mixtures():
         "qwen2_moe": t.Qwen2MoeConfig(**WIDE, **EXPERTS, shared_expert_intermediate_size=64),
         "qwen3_moe": t.Qwen3MoeConfig(**WIDE, **EXPERTS, head_dim=32, norm_topk_prob=True),
         "mixtral": t.MixtralConfig(**WIDE, num_local_experts=4, num_experts_per_tok=2),
+        "gemma4_text": t.Gemma4TextConfig(
+            **WIDE, sliding_window=9, head_dim=32, global_head_dim=64, enable_moe_block=True, num_experts=6,
+            top_k_experts=3, moe_intermediate_size=32, hidden_size_per_layer_input=32, attention_k_eq_v=True,
+            vocab_size_per_layer_input=WIDE["vocab_size"], layer_types=["sliding_attention", "full_attention"]),
         "gpt_oss": t.GptOssConfig(**WIDE, head_dim=32, num_local_experts=6, num_experts_per_tok=3, sliding_window=9),
     }
 
@@ -75,7 +79,7 @@ def check(checkpoint) -> None:
 
 
 @pytest.mark.parametrize("storage", ["Q8_0", "Q4_0", "Q5_1"])
-@pytest.mark.parametrize("family", [*FAMILIES, "gpt_oss"])
+@pytest.mark.parametrize("family", [*FAMILIES, "gpt_oss", "gemma4_text"])
 def test_blocks_of_a_gguf_file(family, storage, folders, tmp_path):
     check(GGUFCheckpoint(convert(tmp_path / "model.gguf", folders[family], storage=storage)))
 
