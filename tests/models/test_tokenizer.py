@@ -18,6 +18,8 @@ from .vocabularies import (
     SAMPLES,
     byte_level,
     byte_level_gguf,
+    gemma4_gguf,
+    gemma_twin,
     sentencepiece_backend,
     sentencepiece_by_hand,
     sentencepiece_gguf,
@@ -57,6 +59,17 @@ def test_encodes_and_decodes_as_transformers_does(pre):
     for text in SAMPLES:
         ids = ours.encode(text)
         assert ids == theirs.encode(text), text
+        assert ours.decode(ids, skip_special=False) == theirs.decode(ids, skip_special_tokens=False), text
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
+
+
+def test_gemma_4_merges_letters_in_the_order_of_a_list():
+    ours, theirs = Tokenizer.from_gguf(gemma4_gguf()), gemma_twin()
+    assert ours.encode("the cat sat on the mat")[0] == ours.bos_token_id
+    assert len(ours.encode("the cat sat on the mat")) < 12
+    for text in (*SAMPLES, "<bos>the cat<eos>", "a\n\n\nb"):
+        ids = ours.encode(text, add_special_tokens=False)
+        assert ids == theirs.encode(text, add_special_tokens=False), text
         assert ours.decode(ids, skip_special=False) == theirs.decode(ids, skip_special_tokens=False), text
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
 

@@ -4,7 +4,7 @@ import json
 from functools import cache
 from itertools import pairwise
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 CONTROL, USER_DEFINED, UNUSED, NORMAL, UNKNOWN, BYTE = 3, 4, 5, 1, 2, 6
 LINES = [
@@ -68,6 +68,40 @@ def transformers_twin(pre: str):
     )  # fmt: skip
     twin.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
     return twin
+
+
+@cache
+def _gemma4_trained() -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    trained = Tokenizer(models.BPE())
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    trained.train_from_iterator(LINES * 3, trainers.BpeTrainer(vocab_size=260, show_progress=False))
+    vocabulary = trained.get_vocab()
+    merges = json.loads(trained.to_str())["model"]["merges"]
+    named = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *(f"<0x{b:02X}>" for b in range(256))]
+    return (*named, *sorted(vocabulary, key=vocabulary.__getitem__)), tuple(map(tuple, merges))
+
+
+def gemma4_gguf() -> dict:
+    """Key-value pairs of Gemma 4's vocabulary: letters, merges in a list, bytes for other letters."""
+    tokens, merges = _gemma4_trained()
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": list(tokens),
+        "tokenizer.ggml.scores": [0.0] * len(tokens),
+        "tokenizer.ggml.token_type": [*[CONTROL] * 3, UNKNOWN, CONTROL, *[BYTE] * 256, *[NORMAL] * (len(tokens) - 261)],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+
+
+def gemma_twin():
+    """transformers' own class with that vocabulary."""
+    from transformers import GemmaTokenizer
+
+    tokens, merges = _gemma4_trained()
+    return GemmaTokenizer(vocab={token: i for i, token in enumerate(tokens)}, merges=list(merges))
 
 
 PIECES = {

@@ -23,7 +23,7 @@ SUPPORTED_MODEL_TYPES = tuple(FAMILIES)
 _MOST_EOS = 64
 _ENDS = frozenset((
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
-    "<|observation|>",
+    "<|observation|>", "<turn|>",
 ))  # fmt: skip
 """Tokens that end a turn or a text in every vocabulary that has them, as in llama.cpp, and the one after a call of
 GLM-4's, which its config.json names. Many GGUF files name only one end token; Gemma's name that of a text, which no

@@ -1,6 +1,7 @@
 """The vocabulary inside a GGUF file, built into a `tokenizers` pipeline.
 
-Byte-level BPE where the file says ``gpt2``, SentencePiece's BPE where it says ``llama``. Not for pre-tokenisation
+Byte-level BPE where the file says ``gpt2``, SentencePiece's BPE where it says ``llama``, the same with listed merges
+where it says ``gemma4``. Not for pre-tokenisation
 (`gguf_words.py`), nor for encoding or decoding (`tokenizer.py`).
 """
 
@@ -16,6 +17,8 @@ from paceline.models.text.gguf_words import word_cut
 
 _LONGEST_PIECE = 512
 """Most characters of a SentencePiece token, since every way to split it is tried."""
+SENTENCEPIECE = ("llama", "gemma4")
+"""Kinds whose tokens are of letters, with bytes for others."""
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 
 
@@ -29,18 +32,18 @@ def backend_from_gguf(metadata: Mapping[str, Any]) -> Backend:
     kind = metadata.get("tokenizer.ggml.model")
     if kind == "gpt2":
         return _byte_level(metadata)
-    if kind == "llama":
+    if kind in SENTENCEPIECE:
         return _sentencepiece(metadata)
     raise UnsupportedModel(
-        f"tokenizer.ggml.model: {kind!r} is not a vocabulary Paceline reads; take a file with gpt2 or llama vocabulary"
+        f"tokenizer.ggml.model: {kind!r} is not a vocabulary Paceline reads; "
+        f"take a file with gpt2, {' or '.join(SENTENCEPIECE)} vocabulary"
     )
 
 
 def _byte_level(metadata: Mapping[str, Any]) -> Backend:
     cut = word_cut(metadata.get("tokenizer.ggml.pre"))
     tokens, types = _tokens_and_types(metadata)
-    merges = [(left, right) for left, _, right in (m.partition(" ") for m in _need(metadata, "merges", str))]
-    model = _bpe(_vocabulary(tokens, types), merges, ignore_merges=cut.whole_first)
+    model = _bpe(_vocabulary(tokens, types), _listed_merges(metadata), ignore_merges=cut.whole_first)
     backend = Backend(model)
     if cut.composes:
         backend.normalizer = normalizers.NFC()
@@ -53,21 +56,35 @@ def _byte_level(metadata: Mapping[str, Any]) -> Backend:
 
 def _sentencepiece(metadata: Mapping[str, Any]) -> Backend:
     tokens, types = _tokens_and_types(metadata)
-    scores = _need(metadata, "scores", float)
-    if len(scores) != len(tokens):
-        raise CorruptWeights(f"tokenizer.ggml.scores: {len(scores)} for {len(tokens)} tokens; download the file again")
     unknown = next((t for t, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
     vocabulary = _vocabulary(tokens, types)
-    merges = _merges_from_scores(vocabulary, scores)
+    is_listed = metadata["tokenizer.ggml.model"] == "gemma4"
+    merges = _listed_merges(metadata) if is_listed else _merges_from_scores(vocabulary, _scores(metadata, len(tokens)))
     backend = Backend(_bpe(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
-    if Fields(metadata).flag("tokenizer.ggml.add_space_prefix", True):
+    if begins_with_space(metadata):
         steps.insert(0, normalizers.Prepend("▁"))
     backend.normalizer = normalizers.Sequence(steps)
     _add_tokens(backend, tokens, types)
     if Fields(metadata).flag("tokenizer.ggml.add_bos_token", True):
         _prepend_bos(backend, metadata, tokens)
     return backend
+
+
+def begins_with_space(metadata: Mapping[str, Any]) -> bool:
+    """Whether a SentencePiece vocabulary puts a space before a text."""
+    return Fields(metadata).flag("tokenizer.ggml.add_space_prefix", metadata["tokenizer.ggml.model"] == "llama")
+
+
+def _listed_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(left, right) for left, _, right in (m.partition(" ") for m in _need(metadata, "merges", str))]
+
+
+def _scores(metadata: Mapping[str, Any], count: int) -> list[float]:
+    scores = _need(metadata, "scores", float)
+    if len(scores) != count:
+        raise CorruptWeights(f"tokenizer.ggml.scores: {len(scores)} for {count} tokens; download the file again")
+    return scores
 
 
 def _merges_from_scores(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from paceline.errors import InvalidParameter
 from paceline.models.fields import Fields
 from paceline.models.text.chat_template import ChatTemplate
-from paceline.models.text.gguf_vocabulary import backend_from_gguf
+from paceline.models.text.gguf_vocabulary import SENTENCEPIECE, backend_from_gguf, begins_with_space
 from paceline.models.text.messages import thoughts_apart
 
 Scheme = Literal["byte_level", "sentencepiece"]
@@ -82,7 +82,7 @@ class Tokenizer:
         """The tokenizer inside a GGUF file. Raises UnsupportedModel or CorruptWeights (see `backend_from_gguf`)."""
         backend = backend_from_gguf(metadata)
         tokens = metadata["tokenizer.ggml.tokens"]
-        is_sentencepiece = metadata["tokenizer.ggml.model"] == "llama"
+        is_sentencepiece = metadata["tokenizer.ggml.model"] in SENTENCEPIECE
 
         def named(key: str) -> str | None:
             number = Fields(metadata).optional_whole(f"tokenizer.ggml.{key}_token_id")
@@ -95,7 +95,7 @@ class Tokenizer:
             eos_token=named("eos"),
             chat_template=Fields(metadata).text("tokenizer.chat_template", "") or None,
             tool_template=Fields(metadata).text("tokenizer.chat_template.tool_use", "") or None,
-            strips_space=is_sentencepiece and bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
+            strips_space=is_sentencepiece and begins_with_space(metadata),
         )
 
     @cached_property
