@@ -29,6 +29,9 @@ def mixture_config(model_type: str = "qwen2_moe", **changes) -> ModelConfig:
     return small_config(model_type, **({"experts": experts, "intermediate_size": 96, "attention_bias": bias} | changes))
 
 
+_AROUND_ONE = ("norm.weight", "layer_scalar.weight")
+
+
 class RandomCheckpoint:
     """Random weights of `config`, the same for the same seed."""
 
@@ -37,7 +40,7 @@ class RandomCheckpoint:
         self.fingerprint = f"random-{config.model_type}-{abs(hash((config, seed))):x}"
         rng = np.random.default_rng(seed)
         self._tensors = {
-            name: (1.0 * name.endswith(("norm.weight", "layer_scalar.weight")) + 0.2 * rng.standard_normal(shape)).astype(np.float32)
+            name: (1.0 * name.endswith(_AROUND_ONE) + 0.2 * rng.standard_normal(shape)).astype(np.float32)
             for name, shape in tensor_shapes(config).items()
         }
 

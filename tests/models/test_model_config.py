@@ -8,8 +8,10 @@ import pytest
 from paceline.errors import UnsupportedModel
 from paceline.models.architecture.config import SUPPORTED_MODEL_TYPES, ModelConfig
 from paceline.models.architecture.experts import Experts
-from paceline.models.architecture.positions import rope_table_of
+from paceline.models.architecture.layer_sizes import LayerSizes
+from paceline.models.architecture.positions import frequencies, rope_table_of, rotary_tables
 from paceline.models.architecture.rope import inverse_frequencies
+from paceline.models.architecture.size import bytes_per_pass, num_parameters
 
 LLAMA = {
     "model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
@@ -27,6 +29,10 @@ GGUF = {
 }  # fmt: skip
 MIXTURE = LLAMA | {"model_type": "qwen2_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 GEMMA3 = LLAMA | {"model_type": "gemma3_text", "hidden_act": None, "head_dim": 8}
+GEMMA4 = LLAMA | {
+    "model_type": "gemma4_text", "hidden_act": None, "head_dim": 8, "global_head_dim": 16, "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "vocab_size_per_layer_input": 100,
+}  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 FULL = "full_attention"
 GGUF_SHAPES = {"token_embd.weight": (100, 64)}
@@ -106,6 +112,47 @@ def test_other_positions_in_layers_with_a_window():
     old = ModelConfig.from_hf(GEMMA3 | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}})
     assert new == old and (new.rope_theta, new.rope_local_theta) == (1e6, 1e4)
     assert [rope_table_of(replace(new, windows=(9, 0, 9)), layer) for layer in range(3)] == [1, 0, 1]
+
+
+def test_layers_of_gemma_4_differ():
+    parted = GEMMA4 | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+    config = ModelConfig.from_hf(parted)
+    saved = {key: value for key, value in parted.items() if key != "global_head_dim"}
+    assert config == ModelConfig.from_hf(saved | {"per_layer_config": {str(i): {"head_dim": 16} for i in (1, 3)}})
+    assert config.layer_sizes == (
+        LayerSizes(8, 2, 96, 0), LayerSizes(16, 2, 96, 1), LayerSizes(8, 2, 192, 0, False, False),
+        LayerSizes(16, 2, 192, 1, False, False),
+    )  # fmt: skip
+    assert (config.head_dim, config.intermediate_size, config.num_cache_layers) == (16, 192, 2)
+    assert [rope_table_of(config, layer) for layer in range(4)] == [1, 0, 1, 0]
+    full, local = frequencies(config)
+    np.testing.assert_allclose(full, [1, 1e6 ** (-2 / 16), 0, 0, 0, 0, 0, 0])
+    np.testing.assert_allclose(local, 1e4 ** (-np.arange(4) / 4))
+    cosines, _ = rotary_tables(config, 3)
+    assert cosines.shape == (2, 3, 8) and (cosines[1, :, 4:] == 1).all() and (cosines[0, :, 2:] == 1).all()
+    equal = ModelConfig.from_hf(GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1})
+    assert equal.layer_sizes[1] == LayerSizes(16, 1, 96, 1, has_values=False) and equal.layer_sizes[0].has_values
+    apart = ModelConfig.from_hf(GEMMA4 | {"num_global_key_value_heads": 1})  # which the flag alone makes matter
+    assert apart.layer_sizes[1] == LayerSizes(16, 2, 96, 1)
+
+
+def test_the_published_sizes_of_gemma_4_have_as_many_weights_as_their_names_say():
+    common = {
+        "model_type": "gemma4_text", "rms_norm_eps": 1e-6, "attention_k_eq_v": True, "head_dim": 256,
+        "hidden_size_per_layer_input": 0, "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
+    }  # fmt: skip
+    large = common | {
+        "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 60, "num_attention_heads": 32,
+        "num_key_value_heads": 16, "num_global_key_value_heads": 4,
+    }  # fmt: skip
+    mixture = common | {
+        "hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "num_global_key_value_heads": 2, "enable_moe_block": True, "num_experts": 128,
+        "top_k_experts": 8, "moe_intermediate_size": 704,
+    }  # fmt: skip
+    assert 30e9 < num_parameters(ModelConfig.from_hf(large)) < 31.5e9
+    sparse = ModelConfig.from_hf(mixture)
+    assert 25e9 < num_parameters(sparse) < 26.5e9 and 3.5e9 < bytes_per_pass(sparse, "int8") < 4.5e9
 
 
 def test_longrope_ends_where_its_other_frequencies_would_begin():
@@ -247,6 +294,19 @@ def test_both_spellings_of_rope_settings_mean_the_same():
         (LLAMA, {"model_type": "cohere", "layer_norm_eps": 1e-5, "use_qk_norm": True}, "use_qk_norm"),
         (MIXTURE, {"model_type": "gpt_oss", "swiglu_limit": 5.0}, "swiglu_limit"),
         (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        (GEMMA4, {"attention_bias": True}, "attention_bias"),
+        (GEMMA4, {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        (GEMMA4, {"vocab_size_per_layer_input": 90}, "vocab_size_per_layer_input"),
+        (GEMMA4, {"layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types.*last must be full"),
+        (GEMMA4, {"num_kv_shared_layers": 4}, "num_kv_shared_layers"),
+        (GEMMA4, {"num_kv_shared_layers": 3}, "num_kv_shared_layers.*keys of full_attention"),
+        (GEMMA4, {"per_layer_config": {"1": {"hidden_size": 8}}}, "per_layer_config"),
+        (GEMMA4, {"per_layer_config": {"1": {"num_key_value_heads": 3}}}, "num_key_value_heads"),
+        (
+            GEMMA4 | {"num_experts": 4, "top_k_experts": 5, "moe_intermediate_size": 8},
+            {"enable_moe_block": True},
+            "num_experts_per_tok: 5",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name(base, change, named):
@@ -270,6 +330,8 @@ def test_what_cannot_be_run_is_refused_by_name(base, change, named):
         ({"llama.block_count": 2.5}, None, "block_count"),
         ({"llama.attention.head_count": [8, 8, 8]}, None, "head_count"),
         ({}, (1.0, 2.0), "rope_freqs.weight"),
+        ({"llama.attention.head_count_kv": [2, 4, 2]}, None, "head_count_kv: layers of different sizes .* llama"),
+        ({"llama.feed_forward_length": [96, 96, 192]}, None, "feed_forward_length: layers of different sizes"),
     ],
 )
 def test_what_a_gguf_file_cannot_ask_for(change, factors, named):

@@ -31,9 +31,19 @@ def mixtures():
         "qwen3_moe": t.Qwen3MoeConfig(**WIDE, **EXPERTS, head_dim=32, norm_topk_prob=True),
         "mixtral": t.MixtralConfig(**WIDE, num_local_experts=4, num_experts_per_tok=2),
         "gemma4_text": t.Gemma4TextConfig(
-            **WIDE, sliding_window=9, head_dim=32, global_head_dim=64, enable_moe_block=True, num_experts=6,
-            top_k_experts=3, moe_intermediate_size=32, hidden_size_per_layer_input=32, attention_k_eq_v=True,
-            vocab_size_per_layer_input=WIDE["vocab_size"], layer_types=["sliding_attention", "full_attention"]),
+            **WIDE,
+            sliding_window=9,
+            head_dim=32,
+            global_head_dim=64,
+            enable_moe_block=True,
+            num_experts=6,
+            top_k_experts=3,
+            moe_intermediate_size=32,
+            hidden_size_per_layer_input=32,
+            attention_k_eq_v=True,
+            vocab_size_per_layer_input=WIDE["vocab_size"],
+            layer_types=["sliding_attention", "full_attention"],
+        ),
         "gpt_oss": t.GptOssConfig(**WIDE, head_dim=32, num_local_experts=6, num_experts_per_tok=3, sliding_window=9),
     }
 

@@ -23,8 +23,8 @@ class Experts:
         shared_intermediate_size: width of the shared expert, which all tokens use; 0 for none.
         bias: whether the router and the linear layers of the experts have biases.
         shared_expert_gate: whether the shared expert has a share too, the sigmoid of a gate.
-        beside_dense: Gemma 4's form. The shared expert is a dense feed-forward; it and the experts have norms before and
-            after them of their own, and so has the router. Shares are multiplied by a number of each expert's.
+        beside_dense: Gemma 4's form. The shared expert is a dense feed-forward; it and the experts have norms of their
+            own before and after them, and so has the router. Shares are multiplied by a number of each expert's.
     """
 
     num_experts: int

@@ -23,7 +23,8 @@ _GEMMA4_NAMES = {
     "layer_scalar.weight": "layer_scalar", "mlp.gate": "router.proj", "mlp.gate_norm.weight": "router.scale",
     "mlp.gate_scales.weight": "router.per_expert_scale", "mlp.experts.gate_up_proj": "experts.gate_up_proj",
     "mlp.experts.down_proj": "experts.down_proj", "mlp.experts_norm": "pre_feedforward_layernorm_2",
-    "mlp.experts_out_norm": "post_feedforward_layernorm_2", "mlp.shared_expert.out_norm": "post_feedforward_layernorm_1",
+    "mlp.shared_expert.out_norm": "post_feedforward_layernorm_1",
+    "mlp.experts_out_norm": "post_feedforward_layernorm_2",
 }  # fmt: skip
 _EXPERTS_GATE_UP = ("mlp.experts.gate_proj", "mlp.experts.up_proj")
 _GEMMA4_GGUF = {
@@ -116,9 +117,10 @@ FAMILIES: Mapping[str, Family] = {
             window="typed", window_every=6, gguf_window=4096, parts=parts.gemma3, gguf_parts=parts.gemma3_gguf,
         ),
         Family(
-            "gemma4_text", "gemma4", "gemma3 with whole norm weights and norms of values too; layers with full attention "
-            "have larger heads, of which a part turns; E2B and E4B: layers have embeddings of their own, the last ones "
-            "read keys of earlier ones; 31B, 26B-A4B: values are keys; 26B-A4B: experts beside the feed-forward", keys=_GEMMA_KEYS, names=_GEMMA4_NAMES,
+            "gemma4_text", "gemma4", "gemma3 with whole norm weights and norms of values too; layers with full "
+            "attention have larger heads, of which a part turns; E2B and E4B: layers have embeddings of their own, the "
+            "last ones read keys of earlier ones; 31B, 26B-A4B: values are keys; 26B-A4B: experts beside the "
+            "feed-forward", keys=_GEMMA_KEYS, names=_GEMMA4_NAMES,
             gguf_names=_GEMMA4_GGUF, activation=_GELU_TANH,
             stacked={"mlp.experts.gate_up_proj": _EXPERTS_GATE_UP},
             gguf_stacked={"ffn_gate_up_exps": _EXPERTS_GATE_UP},

@@ -12,7 +12,8 @@ from paceline.models.fields import Fields, refuse
 
 _FULL = "full_attention"
 _OVERRIDES = frozenset({"head_dim", "num_key_value_heads"})
-_FEED_FORWARD, _KEY_HEADS, _SLIDES = "feed_forward_length", "attention.head_count_kv", "attention.sliding_window_pattern"
+_FEED_FORWARD, _KEY_HEADS = "feed_forward_length", "attention.head_count_kv"
+_SLIDES = "attention.sliding_window_pattern"
 PER_LAYER = (_FEED_FORWARD, _KEY_HEADS)
 """GGUF's keys that may be a list with a number for each layer."""
 

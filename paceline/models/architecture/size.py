@@ -23,8 +23,8 @@ def stored_bytes(config: ModelConfig, dtype: str) -> int:
 def bytes_per_pass(config: ModelConfig, dtype: str, scored: int | None = None, num_layers: int | None = None) -> int:
     """Bytes of weights, stored as `dtype`, that a pass over one row reads.
 
-    Tables of embeddings are not counted: one row of them is read. Of the output head the first `scored` tokens count, and
-    the first `num_layers` layers; both default to all. Of a layer's experts those count that a row is routed to.
+    Tables of embeddings are not counted: one row of them is read. Of the output head the first `scored` tokens count,
+    and the first `num_layers` layers; both default to all. Of a layer's experts those count that a row is routed to.
     """
     if config.experts:
         config = replace(config, experts=replace(config.experts, num_experts=config.experts.num_experts_per_tok))

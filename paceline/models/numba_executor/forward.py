@@ -120,8 +120,8 @@ class Weights(NamedTuple):
     """Packed panels, their scales per output column, and vectors; one flat array per kind over all layers.
 
     `query_norm` and `key_norm` [layers, head_dim] or [layers, heads * head_dim] (zeros after shorter ones) are empty
-    where there are no such norms; so are biases, the norms `attention_out_norm` and `mlp_out_norm`, learned `positions`, and `sinks` [layers,
-    heads], scores of keys without values.
+    where there are no such norms; so are biases, the norms `attention_out_norm` and `mlp_out_norm`, learned
+    `positions`, and `sinks` [layers, heads], scores of keys without values.
     `sizes` [layers, columns] are the layers' sizes and where their matrices begin (`layer_table.py`).
     `windows` and `rope_numbers` [layers]: keys that a row sees (0 for all), and the rotary table (-1 for none).
     `rope_cos` and `rope_sin` are [tables, positions, rotary / 2].

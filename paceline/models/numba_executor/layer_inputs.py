@@ -59,7 +59,7 @@ class VariedWeights(NamedTuple):
 
 
 class InputScratch(NamedTuple):
-    """Buffers of a pass: inputs [rows, layers * width], gate [rows, width], raised [rows, width] and row [threads, ..]."""
+    """Buffers: inputs [rows, layers * width]; gate, raised [rows, width]; row [threads, layers * width]."""
 
     inputs: np.ndarray
     gate: np.ndarray

@@ -54,8 +54,10 @@ def product_at(
     counters, phase, thread, num_threads, x, num_rows, depth, w, w_first, scales, bias, first_column, columns, out,
     stride, add, wide,
 ):  # fmt: skip
-    """As `product`, of the matrix that begins at element `w_first` and column `first_column`; rows of `out` are `stride`
-    apart."""
+    """As `product`, of the matrix that begins at element `w_first` and column `first_column`.
+
+    Rows of `out` are `stride` apart.
+    """
     panels = columns // PANEL
     size = chunk(panels, num_threads)
     first = thread * size
@@ -124,8 +126,10 @@ def _finish(buffer, num_rows, shape, out, first_row, depth, column):
 def inner_panel(
     panel, thread, first_row, num_rows, x, shape, w, scales, bias, first_column, inner, scratch, out
 ):  # fmt: skip
-    """32 columns of act(gate) * up, for a matrix of interleaved gate and up panels that begins at `first_column`, or of
-    act(up) without a gate."""
+    """32 columns of act(gate) * up, or of act(up) without a gate.
+
+    The matrix of interleaved gate and up panels begins at `first_column`.
+    """
     each, hidden, buffer = 2 if shape.gated else 1, shape.hidden, scratch.gate_up[thread]
     multiply(
         x, first_row, num_rows, hidden, w, first_column * hidden, scales, bias, first_column, buffer,
@@ -149,8 +153,10 @@ def inner_product(
 def inner_product_at(
     counters, phase, thread, num_threads, num_rows, shape, x, w, scales, bias, first_column, inner, scratch, out
 ):  # fmt: skip
-    """As `inner_product`, of the matrix that begins at `first_column`; a thread applies the gate to panels while they are
-    in its cache."""
+    """As `inner_product`, of the matrix that begins at `first_column`.
+
+    A thread applies the gate to panels while they are in its cache.
+    """
     panels = inner // PANEL
     size = chunk(panels, num_threads)
     first = thread * size

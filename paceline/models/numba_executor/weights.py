@@ -288,10 +288,11 @@ def _matrices(config: ModelConfig, shape: Shape) -> list[_Matrix]:
     if width := shape.layer_input:
         matrices += [
             _Matrix("input_tokens", shape.vocab, shape.layers * width, [["model.embed_tokens_per_layer.weight"]]),
-            _Matrix("input_projection", shape.layers * width, shape.hidden, [["model.per_layer_model_projection.weight"]]),
+            _Matrix("input_projection", shape.layers * width, shape.hidden,
+                    [["model.per_layer_model_projection.weight"]]),
             _Matrix("input_gate", width, shape.hidden, per_layer("per_layer_input_gate")),
             _Matrix("input_up", shape.hidden, width, per_layer("per_layer_projection")),
-        ]
+        ]  # fmt: skip
     layers = [f"model.layers.{i}.mlp" for i in range(shape.layers)]
     if config.experts:
         stems = [f"{layer}.experts.{e}" for layer in layers for e in range(shape.experts)]

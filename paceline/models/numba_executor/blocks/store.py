@@ -39,8 +39,8 @@ def stored_blocks(checkpoint: Checkpoint, name: str) -> StoredBlocks | None:
 
 
 def write_matrix(
-    folder: Path, name: str, depths: Sequence[int], parts: Sequence[Sequence[str]], interleave: bool, checkpoint: Checkpoint,
-    step: Callable[[], None],
+    folder: Path, name: str, depths: Sequence[int], parts: Sequence[Sequence[str]], interleave: bool,
+    checkpoint: Checkpoint, step: Callable[[], None],
 ) -> None:  # fmt: skip
     """Write the matrices called `parts`, each stacked from tensors [n, its depth], as `name` in `folder`.
 
