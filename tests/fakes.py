@@ -1,10 +1,13 @@
 """Stand-ins for the seams: random weights, a byte tokenizer, drafters that know too much or too little."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from paceline.drafters.base import BaseDrafter
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.experts import Experts
+from paceline.models.architecture.layer_sizes import LayerSizes
 from paceline.models.architecture.tensor_names import tensor_shapes
 from paceline.sampling import TokenTree
 from paceline.speculation import DrafterTraits, RequestOutcome
@@ -27,6 +30,19 @@ def mixture_config(model_type: str = "qwen2_moe", **changes) -> ModelConfig:
     experts = Experts(num_experts=8, num_experts_per_tok=2, norm_topk_prob=not shared, shared_intermediate_size=shared)
     bias = model_type == "qwen2_moe"
     return small_config(model_type, **({"experts": experts, "intermediate_size": 96, "attention_bias": bias} | changes))
+
+
+def varied_config() -> ModelConfig:
+    """Layers with the parts of Gemma 4's, whose last two read the keys of the two before."""
+    local, full = LayerSizes(32, 2, 96, 0), LayerSizes(64, 1, 96, 1, has_values=False)
+    return small_config(
+        "gemma4_text", num_hidden_layers=6, hidden_size=64, intermediate_size=192, num_attention_heads=4, head_dim=64,
+        layer_sizes=(local, full, replace(local, cache_layer=2), replace(full, cache_layer=3),
+                     LayerSizes(32, 2, 192, 2, False, False), LayerSizes(64, 1, 192, 3, False, False)),
+        windows=(20, 0, 20, 0, 20, 0), rope_local_theta=100.0, rope_inv_freq_scale=(1.0,) * 8 + (0.0,) * 24,
+        hidden_size_per_layer_input=32, layer_scalars=True, value_norm=True, qk_norm=True, post_norms=True,
+        attention_scale=0.15, mlp="gated_gelu_tanh",
+    )  # fmt: skip
 
 
 _AROUND_ONE = ("norm.weight", "layer_scalar.weight")

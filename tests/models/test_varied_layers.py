@@ -7,12 +7,11 @@ import pytest
 
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.architecture.experts import Experts
-from paceline.models.architecture.layer_sizes import LayerSizes
 from paceline.models.architecture.size import bytes_per_pass, num_parameters
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.rows import Part, build_rows
-from tests.fakes import RandomCheckpoint, small_config
+from tests.fakes import RandomCheckpoint, varied_config
 
 torch = pytest.importorskip("torch")
 
@@ -21,15 +20,8 @@ from paceline.models.torch_executor.parallel.layout import Layout  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("own_weight_cache")
 PAGES, TOKENS = [3, 0, 5, 1], np.random.default_rng(3).integers(0, 131, 50).tolist()
-LOCAL, FULL = LayerSizes(32, 2, 96, 0), LayerSizes(64, 1, 96, 1, has_values=False)
-DENSE = small_config(
-    "gemma4_text", num_hidden_layers=6, hidden_size=64, intermediate_size=192, num_attention_heads=4, head_dim=64,
-    layer_sizes=(LOCAL, FULL, replace(LOCAL, cache_layer=2), replace(FULL, cache_layer=3),
-                 LayerSizes(32, 2, 192, 2, False, False), LayerSizes(64, 1, 192, 3, False, False)),
-    windows=(20, 0, 20, 0, 20, 0), rope_local_theta=100.0, rope_inv_freq_scale=(1.0,) * 8 + (0.0,) * 24,
-    hidden_size_per_layer_input=32, layer_scalars=True, value_norm=True, qk_norm=True, post_norms=True,
-    attention_scale=0.15, mlp="gated_gelu_tanh",
-)  # fmt: skip
+DENSE = varied_config()
+LOCAL = DENSE.layer_sizes[0]
 MIXTURE = replace(
     DENSE, num_hidden_layers=4, layer_sizes=DENSE.layer_sizes[:4], windows=DENSE.windows[:4],
     hidden_size_per_layer_input=0, intermediate_size=96,
