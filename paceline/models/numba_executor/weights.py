@@ -42,6 +42,7 @@ Dtype = Literal["bfloat16", "float16", "float32", "int8", "w8a8", "gguf"]
 
 STORED = {"bfloat16": np.uint16, "float16": np.int16, "float32": np.float32, "int8": np.int8, "w8a8": np.uint8}
 """Element type of panels by dtype; panels of gguf are bytes of blocks."""
+_NUMBERS_AT_ONCE = 1 << 24
 BLOCKS = "gguf"
 """The dtype of matrices in the blocks of a file."""
 
@@ -211,11 +212,19 @@ def _write_panels(
     scales = _new_array(folder / f"{matrix.name}_scales.npy", np.float32, sum(matrix.columns))
     element = column = 0
     for names, columns, depth in zip(matrix.parts, matrix.columns, matrix.depths, strict=True):
-        stored, row_scales = quantise(matrix.stack([checkpoint.tensor(n) for n in names], depth), dtype)
-        panels[element : element + columns * depth] = pack(stored)
-        scales[column : column + len(row_scales)] = row_scales
+        rows, at_once = matrix.stack([checkpoint.tensor(n) for n in names], depth), _rows_at_once(depth)
+        for first in range(0, len(rows), at_once):
+            stored, row_scales = quantise(rows[first : first + at_once], dtype)
+            packed, start = pack(stored), element + first * depth
+            panels[start : start + len(packed)] = packed
+            scales[column + first : column + first + len(row_scales)] = row_scales
         element, column = element + columns * depth, column + columns
         step()
+
+
+def _rows_at_once(depth: int) -> int:
+    """Rows, in whole panels, that are rounded at a time, so that a table of billions of numbers is not copied whole."""
+    return max(1, _NUMBERS_AT_ONCE // (depth * PANEL)) * PANEL
 
 
 def _new_array(path: Path, dtype: type, size: int) -> np.ndarray:
