@@ -208,6 +208,8 @@ def test_the_language_model_of_a_model_of_text_and_images():
         "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}}  # fmt: skip
     config = ModelConfig.from_hf(whole)
     assert (config.model_type, config.eos_token_ids, config.vocab_size) == ("gemma3_text", (1, 5), 262208)
+    fourth = ModelConfig.from_hf({"model_type": "gemma4", "eos_token_id": [1, 7], "text_config": GEMMA4})
+    assert (fourth.model_type, fourth.eos_token_ids) == ("gemma4_text", (1, 7))
     mistral = {"model_type": "mistral3", "text_config": LLAMA | {"model_type": "mistral", "tie_word_embeddings": False}}
     assert not ModelConfig.from_hf(mistral).tie_word_embeddings
     assert ModelConfig.from_hf(mistral | {"tie_word_embeddings": True}).tie_word_embeddings
