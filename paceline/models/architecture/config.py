@@ -12,6 +12,7 @@ from typing import Any, Literal
 from paceline.models.architecture.experts import Experts, experts_from_gguf, experts_from_hf
 from paceline.models.architecture.families import FAMILIES, family_of_gguf, unknown_architecture
 from paceline.models.architecture.family import MOST_LAYERS, Family
+from paceline.models.architecture.recurrence import Recurrence
 from paceline.models.architecture.rope import DEFAULT_THETA, rope_from_gguf, rope_from_hf
 from paceline.models.architecture.windows import windows_from_gguf, windows_from_hf
 from paceline.models.fields import LARGEST, Fields, refuse, shown
@@ -56,11 +57,13 @@ class ModelConfig:
             norms before and after attention and feed-forward; a post-norm is applied before the residual is added.
         parallel: attention and feed-forward read the same hidden states, and what both give is added.
         mlp: ``gated_clamped`` is gpt-oss's g sigmoid(A g) (clamp(up, -L, L) + 1), g = min(gate, L); see `SWIGLU_LIMIT`.
+        attention_gate: attention's output is multiplied by the sigmoid of one more projection, ``self_attn.g_proj``.
         attention_sinks: one more score per head and row, of a key without a value.
         query_growth, query_growth_every: g (0 for none) and n of the factor 1 + g ln(1 + floor(position / n)) on
             queries (Llama 4, Ministral 3).
         attention_scale: factor on attention scores; None for head_dim^-1/2. attention_softcap, logit_softcap: c of
             c tanh(x / c); 0 for none.
+        recurrence: layers that have a state in place of attention.
         embedding_scale, residual_scale, logit_scale: factors on embeddings, on the outputs of attention and
             feed-forward, and on logits.
     """
@@ -95,6 +98,7 @@ class ModelConfig:
     parallel: bool = False
     mlp: Literal["gated_silu", "gated_gelu_tanh", "gated_clamped", "gelu_tanh", "gelu"] = "gated_silu"
     position_embedding: Literal["rotary", "learned"] = "rotary"
+    attention_gate: bool = False
     attention_sinks: bool = False
     query_growth: float = 0.0
     query_growth_every: int = 1
@@ -107,6 +111,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     experts: Experts | None = None
+    recurrence: Recurrence | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -167,11 +172,26 @@ class ModelConfig:
             and self.rotary_dim is None and self.rope_factor == 1.0 and self.qk_norm_over == "head"
             and self.attention_scale is None and not self.attention_softcap and self.residual_scale == 1.0
             and not self.attention_sinks and not self.parallel and not self.query_growth
+            and not self.attention_gate and self.recurrence is None
         )  # fmt: skip
 
     def window(self, layer: int) -> int:
         """Sliding window of `layer` in keys; 0 for full attention."""
         return self.windows[layer] if self.windows else 0
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers with attention, which have keys and values; ascending."""
+        recurrent = self.recurrence.layers if self.recurrence else ()
+        return tuple(i for i in range(self.num_hidden_layers) if i not in recurrent)
+
+    @property
+    def layer_places(self) -> tuple[int, ...]:
+        """Of each layer its index among the layers with attention, or among the recurrent ones."""
+        recurrent = self.recurrence.layers if self.recurrence else ()
+        attending = self.attention_layers
+        every = range(self.num_hidden_layers)
+        return tuple(recurrent.index(i) if i in recurrent else attending.index(i) for i in every)
 
 
 def _from_hf(family: Family, values: Mapping[str, Any]) -> ModelConfig:
@@ -243,7 +263,7 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
     fields: dict[str, Any] = {
         "model_type": family.model_type, "vocab_size": vocab_size, "hidden_size": hidden, "intermediate_size": inner,
         "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": own.whole("attention.head_count_kv", heads), "head_dim": head_dim,
+        "num_key_value_heads": _key_heads(own, heads), "head_dim": head_dim,
         "norm_eps": own.number(eps),
         "max_position_embeddings": longest, "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": "blk.0.attn_q.bias" in shapes or "blk.0.attn_qkv.bias" in shapes,
@@ -259,6 +279,17 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
     if family.pairs and fields.get("rotary_dim"):
         raise refuse("rope.dimension_count", f"{fields['rotary_dim']} of {head_dim} is not implemented")
     return ModelConfig(**fields)
+
+
+def _key_heads(own: Fields, heads: int) -> int:
+    """Key heads of a layer with attention: a number, or one for each layer, 0 for those without."""
+    name = "attention.head_count_kv"
+    if not isinstance(own.get(name, None), list):
+        return own.whole(name, heads)
+    counts = {count for count in own.list(name, int, MOST_LAYERS) if count}
+    if len(counts) != 1 or min(counts) < 1:
+        raise refuse(name, f"{sorted(counts)}: layers with different numbers of key heads are not implemented")
+    return counts.pop()
 
 
 def _gguf_tokens(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from paceline.errors import CorruptWeights
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.experts import expert_shapes
+from paceline.models.architecture.recurrence import recurrent_shapes
 
 Named = tuple[str, tuple[int, ...]]
 
@@ -25,7 +26,7 @@ def each_tensor(config: ModelConfig) -> Iterator[Named]:
     if config.position_embedding == "learned":
         yield "model.position_embeddings.weight", (config.max_position_embeddings, hidden)
     for i in range(config.num_hidden_layers):
-        for name, shape in _layer(config):
+        for name, shape in _layer(config, i):
             yield f"model.layers.{i}.{name}", shape
     yield from _norm(config, "model.norm")
     if not config.tie_word_embeddings:
@@ -45,10 +46,13 @@ def check_depth(config: ModelConfig, num_tensors: int, source: object) -> None:
         )
 
 
-def _layer(config: ModelConfig) -> Iterator[Named]:
+def _layer(config: ModelConfig, number: int) -> Iterator[Named]:
     if config.pre_norms:
         yield from _norm(config, "input_layernorm")
-    yield from _attention(config)
+    if config.recurrence and number in config.recurrence.layers:
+        yield from recurrent_shapes(config.recurrence, config.hidden_size)
+    else:
+        yield from _attention(config)
     if config.post_norms:
         yield from _norm(config, "self_attn.out_norm")
     if config.pre_norms:
@@ -71,6 +75,8 @@ def _attention(config: ModelConfig) -> Iterator[Named]:
     query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     for part, rows in (("q_proj", query), ("k_proj", key), ("v_proj", key)):
         yield from _linear(f"self_attn.{part}", rows, config.hidden_size, config.attention_bias)
+    if config.attention_gate:
+        yield "self_attn.g_proj.weight", (query, config.hidden_size)
     if config.qk_norm:
         over_all = config.qk_norm_over == "all"
         yield "self_attn.q_norm.weight", (query if over_all else config.head_dim,)
