@@ -7,6 +7,7 @@ Not for loading (`weights.py`), training, or other processes (`parallel/`).
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from paceline.models.base import NORMED, PAGE_SIZE, ForwardOutput, KVCache, Rows
 from paceline.models.dtypes import choose_dtype
 from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.torch_executor.attention import Attends, SegmentAttention, soft_cap
-from paceline.models.torch_executor.cache import SegmentView, TorchKVCache, segment_views
+from paceline.models.torch_executor.cache import SegmentView, StatefulCache, TorchKVCache, segment_views
 from paceline.models.torch_executor.layers import Layer, Pass, make_norm, row_angles
 from paceline.models.torch_executor.shard import Shard
 from paceline.models.torch_executor.split_layers import Sum, VocabularyParallelEmbedding, alone
@@ -96,6 +97,7 @@ class Stage:
         load_weights(self.stack, checkpoint, self.device, self.dtype, self.shard)
         self._frequencies = [torch.from_numpy(table).float().to(self.device) for table in frequencies(config)]
         self._windows = frozenset(config.windows or (0,))
+        self._places = self.shard.narrowed().layer_places
 
     @property
     def num_bytes(self) -> int:
@@ -104,7 +106,9 @@ class Stage:
 
     def new_cache(self, num_pages: int) -> TorchKVCache:
         """An empty cache for the shard's layers and key heads."""
-        return TorchKVCache(self.shard.narrowed(), num_pages, self.device, self.dtype)
+        config = self.shard.narrowed()
+        kind = StatefulCache if config.recurrence else TorchKVCache
+        return kind(config, num_pages, self.device, self.dtype)
 
     def with_layers(self, layers: Sequence[int]) -> "Stage":
         """A stage with the same weights that runs only those of `layers` that the shard has."""
@@ -160,7 +164,7 @@ class Stage:
         for i in self.running:
             if i in taps:
                 tapped[i] = x
-            x = self.stack.layers[str(i)](x, i - self.shard.layers.start, step)
+            x = self.stack.layers[str(i)](x, self._places[i - self.shard.layers.start], step)
         return x, tapped
 
     def finish(self, x: Tensor, logit_rows: np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
@@ -185,7 +189,11 @@ class Stage:
         return segment_views(rows, self.device, self._windows)
 
     def _pass(self, rows: Rows, cache: TorchKVCache, attend: Attends) -> Pass:
-        return self.pass_over(self._tensor(rows.positions), self._tensor(rows.slots), attend, cache)
+        step = self.pass_over(self._tensor(rows.positions), self._tensor(rows.slots), attend, cache)
+        if not isinstance(cache, StatefulCache):
+            return step
+        whole = len(self.running) == len(self.shard.layers)
+        return replace(step, states=cache.store.plan(rows, whole))
 
     def _tensor(self, values: np.ndarray | Tensor) -> Tensor:
         return torch.as_tensor(values, dtype=torch.long, device=self.device)

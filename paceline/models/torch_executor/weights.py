@@ -15,6 +15,13 @@ _NAMES = {
     "attention.query": "self_attn.q_proj", "attention.key": "self_attn.k_proj", "attention.value": "self_attn.v_proj",
     "attention.out": "self_attn.o_proj", "attention.query_norm": "self_attn.q_norm",
     "attention.key_norm": "self_attn.k_norm", "attention.sinks": "self_attn.sinks",
+    "attention.gate": "self_attn.g_proj",
+    "attention.conv_in": "conv.in_proj", "attention.conv_taps": "conv.conv", "attention.conv_out": "conv.out_proj",
+    "attention.qkv": "linear_attn.in_proj_qkv", "attention.z": "linear_attn.in_proj_z",
+    "attention.beta": "linear_attn.in_proj_b", "attention.step": "linear_attn.in_proj_a",
+    "attention.taps": "linear_attn.conv1d", "attention.step_shift": "linear_attn.dt",
+    "attention.decay": "linear_attn.A_log", "attention.norm": "linear_attn.norm",
+    "attention.delta_out": "linear_attn.out_proj",
 }  # fmt: skip
 _FEED_FORWARD = {
     "router": "gate", "shared_gate": "shared_expert_gate", "shared": "shared_expert", "experts": "experts",
