@@ -25,6 +25,13 @@ from paceline.models.numba_executor.linear import SILU, chunk, inner_product, pr
 from paceline.models.numba_executor.matrix import read_weights
 from paceline.models.numba_executor.operand import Operand, put
 from paceline.models.numba_executor.peaks import find_peaks
+from paceline.models.numba_executor.recurrent import (
+    RecurrentShape,
+    RecurrentWeights,
+    States,
+    project_gates,
+    run_states,
+)  # fmt: skip
 from paceline.models.numba_executor.rowwise import layer_norm_row, norm_row, rotate
 from paceline.models.numba_executor.team import barrier, take
 from paceline.models.numba_executor.warm import barrier_before
@@ -48,7 +55,9 @@ class Shape(NamedTuple):
         layer_norm: norms take the mean away and have biases. pre_norms, post_norms: before and after attention and
             feed-forward. apart: what these give is normed or scaled before it is added. parallel: both read the same.
         wide_norm: norms of queries and keys are over all heads together.
+        gated_attention: a row of `qkv` has one more number per query number, its gate, at the end.
         rotary: dimensions of a head that turn. tables: rotary tables.
+        cached: layers with keys and values. recurrent: sizes of the others.
     """
 
     layers: int
@@ -76,12 +85,15 @@ class Shape(NamedTuple):
     apart: bool = False
     parallel: bool = False
     wide_norm: bool = False
+    gated_attention: bool = False
     rotary: int = 0
     tables: int = 1
     embedding_scale: np.float32 = _ONE
     residual_scale: np.float32 = _ONE
     logit_scale: np.float32 = _ONE
     logit_cap: np.float32 = np.float32(0)
+    cached: int = 0
+    recurrent: RecurrentShape = RecurrentShape()
 
 
 class Weights(NamedTuple):
@@ -90,6 +102,8 @@ class Weights(NamedTuple):
     `query_norm` and `key_norm` [layers, head_dim] or [layers, heads * head_dim] are empty where there are no such
     norms; so are biases, the norms `attention_out_norm` and `mlp_out_norm`, learned `positions`, and `sinks` [layers,
     heads], scores of keys without values.
+    What only layers with attention or only recurrent ones have is flat over these; `places` [layers] is a layer's index
+    among its kind, and `is_recurrent` [layers] says which.
     `windows` and `rope_numbers` [layers]: keys that a row sees (0 for all), and the rotary table (-1 for none).
     `rope_cos` and `rope_sin` are [tables, positions, rotary / 2].
 
@@ -127,6 +141,9 @@ class Weights(NamedTuple):
     positions: np.ndarray
     sinks: np.ndarray
     experts: ExpertWeights
+    recurrent: RecurrentWeights
+    is_recurrent: np.ndarray
+    places: np.ndarray
     windows: np.ndarray
     rope_numbers: np.ndarray
     rope_cos: np.ndarray
@@ -151,6 +168,7 @@ class Batch(NamedTuple):
     num_keys: np.ndarray
     tap_places: np.ndarray
     layers: np.ndarray
+    states: States
 
 
 class Scratch(NamedTuple):
@@ -172,6 +190,9 @@ class Scratch(NamedTuple):
     wide: np.ndarray
     attention: AttentionScratch
     experts: ExpertScratch
+    mix: np.ndarray
+    gates: np.ndarray
+    cells: np.ndarray
 
 
 @kernel
@@ -186,24 +207,24 @@ def _grow(query, start, size, position, shape):
 @kernel
 def _place_row(row, layer, shape, eps, weights, batch, qkv, keys, values):
     """Norm (where the model does) and rotate a row's queries and keys; write its key and value into the cache."""
-    dim, half = shape.head_dim, shape.rotary // 2
+    dim, half, place_of_layer = shape.head_dim, shape.rotary // 2, weights.places[layer]
     start, table = row * shape.qkv, weights.rope_numbers[layer]
     angles = (table * (len(weights.rope_cos) // (max(half, 1) * shape.tables)) + batch.positions[row]) * half
     if shape.wide_norm:
         width, key_width = shape.heads * dim, shape.kv_heads * dim
-        norm_row(qkv, start, weights.query_norm, layer * width, width, eps, qkv, start)
-        norm_row(qkv, start + width, weights.key_norm, layer * key_width, key_width, eps, qkv, start + width)
+        norm_row(qkv, start, weights.query_norm, place_of_layer * width, width, eps, qkv, start)
+        norm_row(qkv, start + width, weights.key_norm, place_of_layer * key_width, key_width, eps, qkv, start + width)
     for head in range(shape.heads + shape.kv_heads):
         if len(weights.query_norm) > 0 and not shape.wide_norm:
             norm = weights.query_norm if head < shape.heads else weights.key_norm
-            norm_row(qkv, start + head * dim, norm, layer * dim, dim, eps, qkv, start + head * dim)
+            norm_row(qkv, start + head * dim, norm, place_of_layer * dim, dim, eps, qkv, start + head * dim)
         if table >= 0:
             rotate(qkv, start + head * dim, weights.rope_cos, weights.rope_sin, angles, half)
         if shape.query_growth > 0 and head < shape.heads:
             _grow(qkv, start + head * dim, dim, batch.positions[row], shape)
     page, place = divmod(batch.slots[row], PAGE_SIZE)
     for head in range(shape.kv_heads):
-        at = first_element(keys, shape, page, layer, head)
+        at = first_element(keys, shape, page, place_of_layer, head)
         key = start + (shape.heads + head) * dim
         write_token(keys, values, at, place, dim, qkv, key, key + shape.kv_heads * dim)
 
@@ -262,13 +283,15 @@ def _place_rows(phase, layer, num_threads, num_rows, shape, eps, weights, batch,
 def _attend_rows(
     phase, layer, weights, thread, num_threads, num_rows, shape, batch, scratch, keys, values
 ):  # fmt: skip
-    window, sinks = weights.windows[layer], weights.sinks[layer * shape.heads : (layer + 1) * shape.heads]
+    place = weights.places[layer]
+    window, sinks = weights.windows[layer], weights.sinks[place * shape.heads : (place + 1) * shape.heads]
+    gate = (shape.heads + 2 * shape.kv_heads) * shape.head_dim if shape.gated_attention else -1
     total = num_rows * shape.kv_heads * blocks_per_group(shape)
     size = blocks_at_once(num_rows, len(batch.page_tables), num_threads, shape)
     first = take(scratch.counters, phase, size, total)
     while first >= 0:
         last = min(first + size, total)
-        attend_blocks(first, last, layer, window, sinks, thread, shape, batch, scratch, keys, values)
+        attend_blocks(first, last, place, window, sinks, gate, thread, shape, batch, scratch, keys, values)
         first = take(scratch.counters, phase, size, total)
 
 
@@ -282,9 +305,55 @@ def _tap(place, thread, num_rows, hidden, scratch):
 
 
 @kernel
+def _attend(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, added, keys, values):
+    """The attention of normed rows, up to its output projection; returns the count of barriers met."""
+    counters, hidden, heads_width = scratch.counters, shape.hidden, shape.heads * shape.head_dim
+    place = weights.places[layer]
+    met = barrier_before(counters, met, thread, num_threads, weights.qkv, place, shape.qkv, hidden, 1)
+    product(
+        counters, phase + 1, thread, num_threads, scratch.normed, num_rows, hidden, weights.qkv, weights.qkv_scales,
+        weights.qkv_bias, place, shape.qkv, scratch.qkv, False, scratch.wide[thread],
+    )  # fmt: skip
+    met = barrier_before(counters, met, thread, num_threads, weights.output, place, hidden, heads_width, 1)
+    _place_rows(phase + 2, layer, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values)
+    met = barrier_before(counters, met, thread, num_threads, weights.output, place, hidden, heads_width, 1)
+    _attend_rows(
+        phase + 3, layer, weights, thread, num_threads, num_rows, shape, batch, scratch, keys, values,
+    )  # fmt: skip
+    met = barrier_before(counters, met, thread, num_threads, weights.output, place, hidden, heads_width, 1)
+    product(
+        counters, phase + 4, thread, num_threads, scratch.mixed, num_rows, heads_width, weights.output,
+        weights.output_scales, weights.output_bias, place, hidden, added, not shape.apart, scratch.wide[thread],
+    )  # fmt: skip
+    return met
+
+
+@kernel
+def _remember(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, added):
+    """The recurrent layer of normed rows, as `_attend`."""
+    counters, hidden, r, w = scratch.counters, shape.hidden, shape.recurrent, weights.recurrent
+    place = weights.places[layer]
+    met = barrier_before(counters, met, thread, num_threads, w.project, place, r.columns, hidden, 1)
+    if r.gates > 0:
+        project_gates(phase + 2, place, thread, num_rows, shape, w, scratch)
+    product(
+        counters, phase + 1, thread, num_threads, scratch.normed, num_rows, hidden, w.project, w.project_scales,
+        w.project_scales[:0], place, r.columns, scratch.mix, False, scratch.wide[thread],
+    )  # fmt: skip
+    met = barrier_before(counters, met, thread, num_threads, w.out, place, hidden, r.width, 1)
+    run_states(phase + 3, place, thread, shape, eps, w, batch.states, scratch)
+    met = barrier_before(counters, met, thread, num_threads, w.out, place, hidden, r.width, 1)
+    product(
+        counters, phase + 4, thread, num_threads, scratch.mixed, num_rows, r.width, w.out, w.out_scales,
+        w.out_scales[:0], place, hidden, added, not shape.apart, scratch.wide[thread],
+    )  # fmt: skip
+    return met
+
+
+@kernel
 def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values):
     """Attention block, then feed-forward block; returns the count of barriers met."""
-    counters, hidden, heads_width = scratch.counters, shape.hidden, shape.heads * shape.head_dim
+    counters, hidden = scratch.counters, shape.hidden
     phase = 1 + layer * PHASES_PER_LAYER
     added = scratch.delta if shape.apart else scratch.hidden
     _tap(batch.tap_places[layer], thread, num_rows, hidden, scratch)
@@ -292,22 +361,12 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
         scratch, phase, thread, num_threads, num_rows, weights.attention_norm, weights.attention_norm_bias, layer,
         shape, eps,
     )  # fmt: skip
-    met = barrier_before(counters, met, thread, num_threads, weights.qkv, layer, shape.qkv, hidden, 1)
-    product(
-        counters, phase + 1, thread, num_threads, scratch.normed, num_rows, hidden, weights.qkv, weights.qkv_scales,
-        weights.qkv_bias, layer, shape.qkv, scratch.qkv, False, scratch.wide[thread],
-    )  # fmt: skip
-    met = barrier_before(counters, met, thread, num_threads, weights.output, layer, hidden, heads_width, 1)
-    _place_rows(phase + 2, layer, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values)
-    met = barrier_before(counters, met, thread, num_threads, weights.output, layer, hidden, heads_width, 1)
-    _attend_rows(
-        phase + 3, layer, weights, thread, num_threads, num_rows, shape, batch, scratch, keys, values,
-    )  # fmt: skip
-    met = barrier_before(counters, met, thread, num_threads, weights.output, layer, hidden, heads_width, 1)
-    product(
-        counters, phase + 4, thread, num_threads, scratch.mixed, num_rows, heads_width, weights.output,
-        weights.output_scales, weights.output_bias, layer, hidden, added, not shape.apart, scratch.wide[thread],
-    )  # fmt: skip
+    if shape.recurrent.layers > 0 and weights.is_recurrent[layer]:
+        met = _remember(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, added)
+    else:
+        met = _attend(
+            phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, added, keys, values
+        )  # fmt: skip
     each = 2 if shape.gated else 1
     inner = each * shape.inner
     if shape.experts > 0:
@@ -350,7 +409,9 @@ def _feed_forward(phase, layer, met, thread, num_threads, num_rows, shape, eps, 
         counters, phase + 7, thread, num_threads, scratch.inner, num_rows, shape.inner, weights.down,
         weights.down_scales, weights.down_bias, layer, shape.hidden, added, not shape.apart, scratch.wide[thread],
     )  # fmt: skip
-    if layer + 1 < shape.layers:
+    if layer + 1 < shape.layers and shape.recurrent.layers > 0:
+        met = barrier(counters, met, num_threads)
+    elif layer + 1 < shape.layers:
         met = barrier_before(counters, met, thread, num_threads, weights.qkv, layer + 1, shape.qkv, shape.hidden, 1)
     else:
         met = barrier_before(counters, met, thread, num_threads, weights.head, 0, shape.vocab, shape.hidden, 1)

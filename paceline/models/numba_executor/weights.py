@@ -5,7 +5,7 @@ later loads map the files. Not for where they are kept (`conversions.py`) or for
 (`models/files/checkpoint.py`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from paceline.disk import check_room
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.positions import frequencies, rotary_dim
+from paceline.models.architecture.recurrence import Recurrence
 from paceline.models.cache_dir import cache_dir
 from paceline.models.dtypes import has_blocks
 from paceline.models.files.bfloat16 import to_bfloat16
@@ -27,6 +28,7 @@ from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, ZERO_BYTE, pack, padded_rows
 from paceline.models.numba_executor.linear import CLAMPED, GELU, GELU_ERF, SILU
 from paceline.models.numba_executor.operand import GROUP, ROUNDS, activations_of
+from paceline.models.numba_executor.recurrent import RecurrentWeights, recurrent_shape, recurrent_tensors
 from paceline.types import Progress
 
 Dtype = Literal["bfloat16", "float16", "float32", "int8", "w8a8", "gguf"]
@@ -62,7 +64,7 @@ def shape_of(config: ModelConfig) -> Shape:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=dim,
-        qkv=padded_rows((heads + 2 * kv_heads) * dim),
+        qkv=padded_rows(((2 if config.attention_gate else 1) * heads + 2 * kv_heads) * dim),
         vocab=padded_rows(config.vocab_size),
         scored=config.vocab_size,
         experts=config.experts.num_experts if config.experts else 0,
@@ -81,12 +83,15 @@ def shape_of(config: ModelConfig) -> Shape:
         apart=apart,
         parallel=config.parallel,
         wide_norm=config.qk_norm and config.qk_norm_over == "all",
+        gated_attention=config.attention_gate,
         rotary=rotary_dim(config) if config.position_embedding == "rotary" else 0,
         tables=max(1, len(frequencies(config))),
         embedding_scale=np.float32(config.embedding_scale),
         residual_scale=np.float32(config.residual_scale),
         logit_scale=np.float32(config.logit_scale),
         logit_cap=np.float32(config.logit_softcap),
+        cached=len(config.attention_layers),
+        recurrent=recurrent_shape(config.recurrence),
     )
 
 
@@ -136,8 +141,11 @@ def stored_arrays(folder: Path, config: ModelConfig, dtype: str, mapped: bool = 
         _gather_blocks(arrays, folder, mapped)
     if config.tie_word_embeddings:
         arrays["head"], arrays["head_scales"] = arrays["embedding"], arrays["embedding_scales"]
-    experts = [arrays.pop(name, _nothing(name, dtype)) for name in ExpertWeights._fields]
-    return {**arrays, "experts": ExpertWeights(*experts)}
+    experts, recurrent = (
+        kind(*[arrays.pop(f"{prefix}{name}", _nothing(name, dtype)) for name in kind._fields])
+        for kind, prefix in ((ExpertWeights, ""), (RecurrentWeights, "recurrent_"))
+    )
+    return {**arrays, "experts": experts, "recurrent": recurrent}
 
 
 def _gather_blocks(arrays: dict[str, Any], folder: Path, mapped: bool) -> None:
@@ -149,7 +157,7 @@ def _gather_blocks(arrays: dict[str, Any], folder: Path, mapped: bool) -> None:
 
 def _nothing(name: str, dtype: str) -> Any:
     """An empty array of the type that `name` has in models with experts, read-only as a mapped one is."""
-    packed = name in ("shared_gate_up", "shared_down")
+    packed = name in ("shared_gate_up", "shared_down", "project", "out")
     if packed and dtype == BLOCKS:
         return no_matrix()
     empty = np.zeros(0, STORED[dtype] if packed else np.float32)
@@ -243,15 +251,25 @@ class _Matrix:
 
 
 def _matrices(config: ModelConfig, shape: Shape) -> list[_Matrix]:
-    def per_layer(*names: str) -> list[list[str]]:
-        return [[f"model.layers.{i}.{name}.weight" for name in names] for i in range(shape.layers)]
+    def per_layer(layers: Sequence[int], *names: str) -> list[list[str]]:
+        return [[f"model.layers.{i}.{name}.weight" for name in names] for i in layers]
 
-    attention = [f"self_attn.{x}_proj" for x in "qkv"]
+    attention, attending = (
+        [f"self_attn.{x}_proj" for x in ("qkvg" if config.attention_gate else "qkv")],
+        config.attention_layers,
+    )
     matrices = [
         _Matrix("embedding", shape.vocab, shape.hidden, [["model.embed_tokens.weight"]]),
-        _Matrix("qkv", shape.qkv, shape.hidden, per_layer(*attention)),
-        _Matrix("output", shape.hidden, shape.heads * shape.head_dim, per_layer("self_attn.o_proj")),
+        _Matrix("qkv", shape.qkv, shape.hidden, per_layer(attending, *attention)),
+        _Matrix("output", shape.hidden, shape.heads * shape.head_dim, per_layer(attending, "self_attn.o_proj")),
     ]
+    if config.recurrence:
+        first, second = recurrent_tensors(config.recurrence)
+        r, layers = shape.recurrent, config.recurrence.layers
+        matrices += [
+            _Matrix("recurrent_project", r.columns, shape.hidden, per_layer(layers, *first)),
+            _Matrix("recurrent_out", shape.hidden, r.width, per_layer(layers, *second)),
+        ]
     layers = [f"model.layers.{i}.mlp" for i in range(shape.layers)]
     if config.experts:
         stems = [f"{layer}.experts.{e}" for layer in layers for e in range(shape.experts)]
@@ -307,12 +325,33 @@ def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.nda
     firsts = ["gate_proj.bias", "up_proj.bias"] if shape.gated else ["up_proj.bias"]
     yield "gate_up_bias", _stacked_biases(checkpoint, feed_forwards, names, firsts, interleave=shape.gated)
     queries = [f"self_attn.{x}_proj.bias" for x in "qkv"]
-    yield "qkv_bias", _stacked_biases(checkpoint, layers, names, queries, columns=shape.qkv)
+    attending = [layers[i] for i in checkpoint.config.attention_layers]
+    yield "qkv_bias", _stacked_biases(checkpoint, attending, names, queries, columns=shape.qkv)
+    if checkpoint.config.recurrence:
+        for name, values in _recurrent_vectors(checkpoint, checkpoint.config.recurrence):
+            yield f"recurrent_{name}", values
     if checkpoint.config.experts:
         yield "router", of_layers("mlp.gate.weight")
         yield "router_bias", of_layers("mlp.gate.bias")
         if shape.shared_inner:
             yield "shared_gate", of_layers("mlp.shared_expert_gate.weight")
+
+
+def _recurrent_vectors(checkpoint: Checkpoint, recurrence: Recurrence) -> Iterator[tuple[str, np.ndarray]]:
+    """The vectors of `RecurrentWeights`."""
+    layers = [f"model.layers.{i}." for i in recurrence.layers]
+
+    def each(part: str) -> list[np.ndarray]:
+        return [checkpoint.tensor(layer + part) for layer in layers]
+
+    taps = each("linear_attn.conv1d.weight" if recurrence.is_delta else "conv.conv.weight")
+    yield "taps", _flat([np.ascontiguousarray(one.T) for one in taps])
+    if recurrence.is_delta:
+        gates = zip(each("linear_attn.in_proj_b.weight"), each("linear_attn.in_proj_a.weight"), strict=True)
+        yield "gates", _flat([np.concatenate(pair) for pair in gates])
+        yield "step_shift", _flat(each("linear_attn.dt.bias"))
+        yield "decay", _flat([-np.exp(one) for one in each("linear_attn.A_log.weight")])
+        yield "norm", _flat(each("linear_attn.norm.weight"))
 
 
 _NORMS = {
