@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.limits import unrepeated
 from paceline.models.architecture.config import ModelConfig
 from paceline.theory.capacity import kv_bytes_per_token
@@ -45,6 +45,10 @@ class ModelWork:
         for name, value in (("weight_bytes", weight_bytes), ("kv_bytes", kv_bytes)):
             if not 0 < value <= 8:
                 raise InvalidParameter(name, f"{value}", "give bytes of one number, e.g. 2 for 16 bits")
+        if config.recurrence:
+            raise UnsupportedModel(
+                f"{config.model_type}: the cost of recurrent layers is not modelled; use another model"
+            )
         hidden, layers = config.hidden_size, config.num_hidden_layers
         heads = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
         feed_forward = (3 if config.mlp.startswith("gated") else 2) * hidden * config.intermediate_size
