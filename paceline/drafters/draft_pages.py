@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline.models.base import PAGE_SIZE, pages_for
+from paceline.models.base import PAGE_SIZE, pages_for, slot_of
+from paceline.models.state_book import HoldsStates
 from paceline.scheduling.pages import PagePool, extend_digests
 
 _WINDOW = 256
@@ -72,10 +73,12 @@ class DraftPages:
 
     Args:
         num_pages: pages of the cache.
+        states: the cache, where the model has recurrent layers: texts go on only where their states are kept.
     """
 
-    def __init__(self, num_pages: int) -> None:
-        self.pool = PagePool(num_pages, PAGE_SIZE)
+    def __init__(self, num_pages: int, states: HoldsStates | None = None) -> None:
+        self._states = states
+        self.pool = PagePool(num_pages, PAGE_SIZE, None if states is None else self._can_resume)
         self._kept: dict[str, Kept] = {}
 
     def __getitem__(self, request_id: str) -> Kept:
@@ -141,12 +144,15 @@ class DraftPages:
     def truncate(self, kept: Kept, length: int) -> None:
         """Drop tree nodes and all tokens from `length` on, and release the pages after it.
 
-        Where `length` lies within a shared page, this request releases that page too and recomputes its tokens.
+        Where `length` lies within a shared page, this request releases that page too and recomputes its tokens; so it
+        does with tokens after the last state that is kept.
         """
         kept.forget_rows()
         if length < len(kept.digests) * PAGE_SIZE:
             length -= length % PAGE_SIZE
-            del kept.digests[length // PAGE_SIZE :]
+        if self._states is not None:
+            length = self._last_state(kept, length, self._states)
+        del kept.digests[length // PAGE_SIZE :]
         del kept.tokens[length:]
         needed = pages_for(length)
         self.pool.release(kept.pages[needed:])
@@ -161,6 +167,18 @@ class DraftPages:
     def check_integrity(self) -> None:
         """Raise RuntimeError if the bookkeeping is inconsistent."""
         self.pool.check_integrity(kept.pages for kept in self._kept.values())
+
+    def _can_resume(self, page: int) -> bool:
+        """See `PagePool`."""
+        assert self._states is not None
+        return self._states.can_resume(slot_of([page], PAGE_SIZE - 1))
+
+    def _last_state(self, kept: Kept, length: int, states: HoldsStates) -> int:
+        """The most tokens, `length` or whole pages below it, after which the text can go on."""
+        if states.can_follow(slot_of(kept.pages, at) for at in range(length - 1, -1, -1)):
+            return length
+        whole = range(length // PAGE_SIZE, 0, -1)
+        return next((pages * PAGE_SIZE for pages in whole if self._can_resume(kept.pages[pages - 1])), 0)
 
     def _found(self, token_ids: Sequence[int], salt: bytes) -> Kept:
         """The longest prefix of `token_ids` in registered pages, with references added."""

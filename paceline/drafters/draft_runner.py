@@ -23,11 +23,14 @@ from paceline.models.chains import ChainDraft, DraftsChains, Draws
 from paceline.models.feedback import has_memory
 from paceline.models.loaded import LoadedModel
 from paceline.models.rows import Logits, Part, build_rows, compaction
+from paceline.models.state_book import HoldsStates, StateLost
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT
 from paceline.sampling.warp import NothingAllowed
 from paceline.speculation.outcome import RequestOutcome
 
+_STATES = 32
+"""States that are kept of a model with recurrent layers."""
 _FEW = 4
 """Most committed tokens in a pass with a guess, because logits are computed for all rows of that pass."""
 
@@ -52,7 +55,10 @@ class DraftRunner:
         self._model, self.can_chain = model, isinstance(model, DraftsChains) and not is_wider
         self.can_draw = self.can_chain
         self.cache = model.new_cache(num_pages)
-        self.pages = DraftPages(num_pages)
+        states = self.cache if isinstance(self.cache, HoldsStates) else None
+        if states is not None:
+            states.hold(_STATES)
+        self.pages = DraftPages(num_pages, states)
         self._max_prefill = max_prefill_rows
         self._limit = model.config.max_position_embeddings
         self._most = num_pages * PAGE_SIZE
@@ -211,6 +217,10 @@ class Runner(Protocol):
         """The leading ones of `growths` that fit into the cache together, at least one."""
         ...
 
+    def release(self, request_id: str) -> None:
+        """Forget a request."""
+        ...
+
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
         """For each admitted growth the logits [len(nodes), vocab] after its `nodes`."""
         ...
@@ -237,8 +247,14 @@ def _grow_together(runners: Sequence[Runner], growths: Sequence[Growth]) -> None
     active = list(growths)
     while active:
         laws: list[list[Law | None]] = [[] for _ in active]
-        for source, runner in enumerate(runners):
-            _score_frontiers(runner, source, active, laws)
+        try:
+            for source, runner in enumerate(runners):
+                _score_frontiers(runner, source, active, laws)
+        except StateLost:  # the trees end here, and the texts are read again in the next step
+            for growth in active:
+                for runner in runners:
+                    runner.release(growth.context.request_id)
+            return
         for growth, found in zip(active, laws, strict=True):
             growth.frontier = [want for want, law in zip(growth.frontier, found, strict=True) if law is not None]
             if growth.frontier:

@@ -11,7 +11,7 @@ from paceline.drafters.registry import make_drafter
 from paceline.drafters.services import DraftServices
 from paceline.engine.engine import Engine
 from paceline.engine.guarded_policy import GuardedPolicy
-from paceline.engine.memory import allocating, cache_capacity
+from paceline.engine.memory import allocating, cache_capacity, most_with_states, num_states
 from paceline.engine.profiles import find_profile
 from paceline.engine.quick_profile import quick_profile
 from paceline.engine.speculation import Speculation
@@ -23,6 +23,7 @@ from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.loaded import LoadedModel
 from paceline.models.processors import check_threads
 from paceline.models.resolve import resolve_model
+from paceline.models.state_book import HoldsStates
 from paceline.sampling import resolve
 from paceline.scheduling.config import SchedulerConfig
 from paceline.scheduling.pages import PagePool
@@ -56,7 +57,7 @@ def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progr
     """The model on the executor that `config` names; ``auto`` takes cuda on a CUDA device, else numba, else torch.
 
     Raises:
-        UnsupportedModel: the named executor does not support this model family.
+        UnsupportedModel: the named executor does not support this model family, or no parallel run does.
         InvalidParameter: torch is not installed or does not support the dtype or device, or a parallel degree does not
             fit the model.
         WorkerDied: a process of a parallel run could not start.
@@ -69,6 +70,9 @@ def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progr
             if executor == "numba":
                 raise
         executor = "torch"
+    if checkpoint.config.recurrence and (config.is_parallel or executor == "cuda"):
+        problem = f"{name} has recurrent layers, which run in one process on the numba and torch executors only"
+        raise UnsupportedModel(f"executor: {problem}; take these, or another model")
     if config.dtype in ("int8", "w8a8") or (config.dtype == "gguf" and executor != "cuda"):
         problem = f"{config.dtype!r} is not known to the {executor} executor"
         blocks = ", or gguf for a file's own blocks" if executor == "cuda" else ""
@@ -153,7 +157,9 @@ def build_engine(
     source, spec = loaded.source, speculative or SpeculativeConfig("plain", num_draft_tokens=0)
     num_pages, limit = cache_capacity(loaded.model, config)
     with allocating(config, loaded.model):
-        pool, cache = PagePool(num_pages, PAGE_SIZE), loaded.model.new_cache(num_pages)
+        cache = loaded.model.new_cache(num_pages)
+    config, can_resume = _with_states(cache, config, loaded.model)
+    pool = PagePool(num_pages, PAGE_SIZE, can_resume)
     profile = find_profile(loaded, config)
     passes = LearnedPass(_prior(loaded.model, config, spec, profile, clock))
     looks_ahead = isinstance(loaded.model, LooksAhead) and loaded.model.num_lookahead_slots > 0
@@ -170,6 +176,19 @@ def build_engine(
     stop, branches = StopChecker(source.eos_token_ids), drafter.traits.branches
     scheduler = Scheduler(limits, pool, speculation.policy, stop, branches)
     return Engine(loaded.model, cache, scheduler, source.tokenizer, source.eos_token_ids, speculation, prices, clock)
+
+
+def _with_states(
+    cache: KVCache, config: EngineConfig, model: CausalLM
+) -> tuple[EngineConfig, Callable[[int], bool] | None]:
+    """Make room in a new cache for states, where the model has any: (`config` with no more requests than these are
+    enough for, `PagePool.can_resume`)."""
+    if not isinstance(cache, HoldsStates):
+        return config, None
+    states, count = cache, num_states(config, model, cache.state_bytes)
+    states.hold(count)
+    fewer = replace(config, max_num_seqs=min(config.max_num_seqs, most_with_states(count)))
+    return fewer, lambda page: states.can_resume(page * PAGE_SIZE + PAGE_SIZE - 1)
 
 
 def _load_draft(

@@ -27,6 +27,7 @@ from paceline.engine.verifying import result_of
 from paceline.errors import EngineDead, InvalidParameter, WorkerDied, error_text
 from paceline.models.base import CausalLM, KVCache
 from paceline.models.rows import Part, build_rows
+from paceline.models.state_book import StateLost
 from paceline.models.text.tokenizer import Tokenizer
 from paceline.sampling import TokenTree, fresh_seed
 from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
@@ -74,6 +75,8 @@ class Engine:
         """Number of the next sample; those of two engines differ, or they would share acceptance coins (`judge`)."""
         self.metrics = EngineMetrics(scheduler)
         self._timer = StepTimer(clock)
+        self._has_lost_states = False
+        """Whether the latest pass could not run because a state was lost."""
         self._started: StartedStep | None = None
         """The next step, whose pass is under way."""
         self._starts_early = starts_passes(type(model)) and speculation.drafter.traits.is_lookup
@@ -227,8 +230,11 @@ class Engine:
         ]
         try:
             scores = step.scores()
+        except StateLost as error:
+            return [], self._start_over([live for _, live in open_grants], error)
         except Exception as error:
             return [], self._fail_pass([live for _, live in open_grants], error)
+        self._has_lost_states = False
         results, failed = [], []
         for grant, live in open_grants:
             try:
@@ -263,6 +269,16 @@ class Engine:
         for state in self.scheduler.restart():
             self._drafting.release(state.request_id)
         return inside
+
+    def _start_over(self, inside: list[LiveSample], error: StateLost) -> list[LiveSample]:
+        """Compute all requests again, because the state of one is lost; as `_fail_pass` if that happens twice in a
+        row."""
+        if self._has_lost_states:
+            return self._fail_pass(inside, error)
+        self._has_lost_states = True
+        for state in self.scheduler.restart():
+            self._drafting.release(state.request_id)
+        return []
 
     def _probe(self, error: Exception) -> None:
         """Run a one-row pass on a separate cache. Raises EngineDead when that fails too."""

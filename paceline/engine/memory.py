@@ -10,9 +10,14 @@ from pathlib import Path
 from paceline.config import EngineConfig
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, CausalLM, RunsOnRanks
+from paceline.models.state_book import HoldsStates
 from paceline.theory.capacity import num_pages
 
 DEFAULT_BYTES = 1 << 29
+LEAST_STATES = 6
+"""States of recurrent layers for one request, its longest draft, and a prefix or two."""
+_DEFAULT_STATES, _SPARE_STATES = 32, 16
+"""States of an engine without a size of its cache, and more than two of each request, for prefixes."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -25,7 +30,11 @@ def cache_capacity(model: CausalLM, config: EngineConfig) -> tuple[int, int]:
     """
     room_bytes = cache_bytes(config, model)
     _check_room(config)
-    pages = num_pages(room_bytes, 0, model.new_cache(1).num_bytes)
+    one_page = model.new_cache(1)
+    states_bytes = 0
+    if isinstance(one_page, HoldsStates) and _is_sized(config):
+        states_bytes = num_states(config, model, one_page.state_bytes) * one_page.state_bytes
+    pages = num_pages(room_bytes, states_bytes, one_page.num_bytes)
     limit = model.config.max_position_embeddings
     wanted = config.max_model_len or min(limit, pages * PAGE_SIZE)
     if wanted > limit:
@@ -35,6 +44,19 @@ def cache_capacity(model: CausalLM, config: EngineConfig) -> tuple[int, int]:
         problem = f"{room_bytes} bytes hold {pages * PAGE_SIZE} tokens, not the {max(wanted, PAGE_SIZE)} of a request"
         raise InvalidParameter(_field(config), problem, "raise it or lower max_model_len" if pages else "raise it")
     return pages, wanted
+
+
+def num_states(config: EngineConfig, model: CausalLM, state_bytes: int) -> int:
+    """States of recurrent layers that an engine's cache keeps: at most those of half of its bytes, where these are
+    given, and else of `_DEFAULT_STATES` texts besides them."""
+    wanted = 2 * config.max_num_seqs + _SPARE_STATES
+    room = cache_bytes(config, model) // 2 // state_bytes if _is_sized(config) else _DEFAULT_STATES
+    return max(LEAST_STATES, min(wanted, room))
+
+
+def most_with_states(states: int) -> int:
+    """Requests that can run with so many states: a pass reads one of each, and writes another."""
+    return max(1, (states - 2) // 2)
 
 
 @contextmanager
@@ -49,6 +71,11 @@ def allocating(config: EngineConfig, model: CausalLM) -> Iterator[None]:
         wanted, free = cache_bytes(config, model), available_memory(config.device)
         problem = f"{wanted} bytes for the KV cache cannot be allocated (free: {free} bytes)"
         raise InvalidParameter(_field(config), problem, "lower it, or raise the process's limit (ulimit -v)") from error
+
+
+def _is_sized(config: EngineConfig) -> bool:
+    """Whether the configuration says how large the cache is."""
+    return config.kv_cache_memory_bytes is not None or config.memory_fraction is not None
 
 
 def _field(config: EngineConfig) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from paceline.engine.drawing import plain_pass
 from paceline.models.base import CausalLM, RecordsPasses, pages_for
 from paceline.models.rows import Part, build_rows
+from paceline.models.state_book import only_time
 from paceline.speculation import CostProfile
 
 FEW, MANY = (1, 2, 4, 5, 6, 8), (12, 16, 32, 64)
@@ -48,7 +49,7 @@ class _Passes:
     def __init__(self, model: CausalLM, clock: Callable[[], float]) -> None:
         self._model, self._clock, self._began = model, clock, clock()
         self._pages = range(pages_for(CONTEXT + MANY[-1]))
-        self._cache = model.new_cache(len(self._pages))
+        self._cache = only_time(model.new_cache(len(self._pages)))
         self._tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, MANY[-1]).tolist()
         self.seconds: dict[int, float] = {}
 

@@ -18,6 +18,7 @@ from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.base import PAGE_SIZE, CausalLM, SkipsLayers, pages_for
 from paceline.models.overlay import Overlay, overlay_rows
 from paceline.models.rows import Part, build_rows
+from paceline.models.state_book import only_time
 from paceline.theory.acceptance import expected_tokens
 from paceline.theory.speedup import measured_speedup
 from paceline.types import Progress
@@ -114,7 +115,7 @@ def measure_costs(model: CausalLM, context: int = 128, repeats: int = 5) -> Pass
     """Seconds of passes of `model` after `context` tokens, each the minimum of `repeats`."""
     assert isinstance(model, SkipsLayers)
     pages = list(range(pages_for(context + MOST_DRAFTED + 1)))
-    cache, one = model.new_cache(len(pages)), model.with_layers([0])
+    cache, one = only_time(model.new_cache(len(pages))), model.with_layers([0])
 
     def seconds(runner: CausalLM, num_rows: int) -> float:
         rows = build_rows([Part(pages, context, [0] * num_rows)])

@@ -15,6 +15,7 @@ from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, Rows, pages_for
 from paceline.models.loaded import LoadedModel
 from paceline.models.rows import Logits, Part, build_rows
+from paceline.models.state_book import only_time
 from paceline.scheduling.budget import TILES, tile_of
 from paceline.scheduling.profile import Profile
 from paceline.speculation import CostProfile
@@ -103,7 +104,7 @@ def measure_segments(model: CausalLM, plan: TunePlan, num_requests: int = SEGMEN
     limit = model.config.max_position_embeddings
     contexts = [c for c in plan.contexts if c + num_requests <= limit] or [max(0, limit - num_requests)]
     pages = pages_for(max(contexts) + num_requests)
-    cache = model.new_cache(pages * num_requests)
+    cache = only_time(model.new_cache(pages * num_requests))
     tables = [range(i * pages, (i + 1) * pages) for i in range(num_requests)]
     token_ids = list(range(1, num_requests + 1))
     found = {}
@@ -160,7 +161,7 @@ def measure(
     plan = plan.within(model.config.max_position_embeddings)
     rng = np.random.default_rng(0)
     pages = range(pages_for(max(plan.contexts) + max(plan.rows)))
-    cache = model.new_cache(len(pages))
+    cache = only_time(model.new_cache(len(pages)))
     tokens = rng.integers(0, model.config.vocab_size, len(pages) * PAGE_SIZE).tolist()
     for start in range(0, max(plan.contexts), FILL_ROWS):
         chunk = tokens[start : min(start + FILL_ROWS, max(plan.contexts))]

@@ -7,7 +7,7 @@ has a digest chained over everything before it, so equal digests mean equal pref
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
 from paceline.errors import InvalidParameter
@@ -46,14 +46,17 @@ class PagePool:
     Args:
         num_pages: pages of the cache, ids 0 .. num_pages - 1.
         page_size: token slots per page.
+        can_resume: whether a text can go on after the last slot of a page, which it can always if None: a model may
+            need more there than keys and values.
     """
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    def __init__(self, num_pages: int, page_size: int, can_resume: Callable[[int], bool] | None = None) -> None:
         for field, value in (("num_pages", num_pages), ("page_size", page_size)):
             if value < 1:
                 raise InvalidParameter(field, f"{value} is less than 1", "give the cache at least one slot")
         self.num_pages = num_pages
         self.page_size = page_size
+        self.can_resume = can_resume
         self._references = [0] * num_pages
         self._free = list(range(num_pages - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -135,6 +138,8 @@ class PagePool:
             if digest not in self._page_of:
                 break
             pages.append(self._page_of[digest])
+        while pages and self.can_resume and not self.can_resume(pages[-1]):
+            pages.pop()
         return pages
 
     def fork(self, page_table: Sequence[int]) -> list[int]:

@@ -141,7 +141,8 @@ class StepBuilder:
 
         Taken from its leader, where the last page may be partly filled, or else from the prefix cache.
         """
-        pool, leader, known = self._pool, request.leader, request.num_tokens - 1
+        pool, known = self._pool, request.num_tokens - 1
+        leader = request.leader if pool.can_resume is None else None  # the middle of a page cannot be asked for
         if leader is not None and request.num_output_tokens == 0 and leader.page_table and leader.num_computed >= known:
             return pool.fork(leader.page_table[: pool.pages_for(known)]), leader.page_digests[: known // pool.page_size]
         digests: list[bytes] = []

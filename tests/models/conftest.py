@@ -14,8 +14,8 @@ LLAMA3 = {
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 WINDOW = {"sliding_window": 9}
-STDS = {"gate_up_proj": 0.6, "sinks": 2.0}
-"""Standard deviations that make gpt-oss's gates reach their limits, and its sinks matter."""
+STDS = {"gate_up_proj": 0.6, "sinks": 2.0, "linear_attn.out_proj.weight": 0.1}
+"""Standard deviations that make gpt-oss's gates reach their limits and its sinks matter, and keep states small."""
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 VISION = {"hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "patch_size": 4}
 NEOX = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"} | {
@@ -26,6 +26,13 @@ ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 USUAL = {"query_pre_attn_scalar": 16}
 """The head's size: another scale of Gemma's queries cannot be said in GGUF. Nor can StarCoder2's window."""
+DELTA = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+}
 GEMMA = {**SIZES, "head_dim": 16, "query_pre_attn_scalar": 24}
 GEMMA4 = {
     **SIZES, **WINDOW, "head_dim": 16, "global_head_dim": 32, "num_hidden_layers": 4,
@@ -71,15 +78,6 @@ def _configs():
         "gemma2-usual": t.Gemma2Config(**GEMMA | USUAL, **WINDOW, attn_logit_softcapping=5.0),
         "gemma3_text-usual": t.Gemma3TextConfig(**GEMMA | many | USUAL, **WINDOW, rope_parameters={
             "full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}),
-        "gemma4_text": t.Gemma4TextConfig(
-            **GEMMA4 | {"num_hidden_layers": 8, "layer_types": GEMMA4["layer_types"] * 2},
-            num_kv_shared_layers=4, use_double_wide_mlp=True,
-            hidden_size_per_layer_input=32, vocab_size_per_layer_input=VOCAB, final_logit_softcapping=4.0),
-        "gemma4_text-large": t.Gemma4TextConfig(
-            **GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0),
-        "gemma4_text-mixture": t.Gemma4TextConfig(
-            **GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
-            enable_moe_block=True, num_experts=6, top_k_experts=3, moe_intermediate_size=32),
         "phi3": t.Phi3Config(**SIZES, pad_token_id=0, eos_token_id=2, **WINDOW),
         "phi3-long": t.Phi3Config(
             **SIZES | {"max_position_embeddings": 256}, pad_token_id=0, eos_token_id=2,
@@ -115,8 +113,29 @@ def _configs():
             **SIZES, shared_intermediate_size=96, num_local_experts=0, num_experts_per_tok=0,
             position_embedding_type="rope", layer_types=["full_attention"] * 2, embedding_multiplier=3.0,
             residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
+        "lfm2": t.Lfm2Config(
+            **SIZES | {"num_hidden_layers": 5, "intermediate_size": 96}, block_auto_adjust_ff_dim=False,
+            layer_types=["conv", "full_attention", "conv", "conv", "full_attention"], **ENDS),
+        "lfm2-adjusted": t.Lfm2Config(**SIZES, block_multiple_of=32, full_attn_idxs=[1], tie_word_embeddings=False,
+                                      **ENDS),
+        "qwen3_5_text": t.Qwen3_5TextConfig(
+            **SIZES | {"num_hidden_layers": 3}, **DELTA,
+            layer_types=["linear_attention", "full_attention", "linear_attention"]),
+        "qwen3_5_text-even": t.Qwen3_5Config(
+            text_config=SIZES | DELTA | {"linear_num_value_heads": 2, "rope_parameters": MROPE | {
+                "partial_rotary_factor": 0.5}, "layer_types": ["linear_attention", "full_attention"]},
+            vision_config={"depth": 1, "out_hidden_size": 64} | VISION),
         "gpt2": t.GPT2Config(
             vocab_size=VOCAB, n_embd=64, n_head=4, n_layer=2, n_positions=64, bos_token_id=1, eos_token_id=2),
+        "gemma4_text": t.Gemma4TextConfig(
+            **GEMMA4 | {"num_hidden_layers": 8, "layer_types": GEMMA4["layer_types"] * 2},
+            num_kv_shared_layers=4, use_double_wide_mlp=True,
+            hidden_size_per_layer_input=32, vocab_size_per_layer_input=VOCAB, final_logit_softcapping=4.0),
+        "gemma4_text-large": t.Gemma4TextConfig(
+            **GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0),
+        "gemma4_text-mixture": t.Gemma4TextConfig(
+            **GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
+            enable_moe_block=True, num_experts=6, top_k_experts=3, moe_intermediate_size=32),
     }  # fmt: skip
 
 
@@ -133,7 +152,8 @@ def tiny_models(tmp_path_factory):
         model = maker.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
         for name, parameter in model.named_parameters():
             is_scale = parameter.ndim == 1 and name.endswith("weight")
-            torch.nn.init.normal_(parameter, mean=1.0 if is_scale else 0.0, std=STDS.get(name.rsplit(".", 1)[-1], 0.2))
+            std = next((own for part, own in STDS.items() if name.endswith(part)), 0.2)
+            torch.nn.init.normal_(parameter, mean=1.0 if is_scale else 0.0, std=std)
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 torch.nn.init.normal_(buffer, mean=1.0, std=0.2)

@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss", "seed_oss": "seed_oss", "ernie4_5": "ernie4_5", "starcoder2": "starcoder2",
     "stablelm": "stablelm", "cohere": "command-r", "cohere2": "cohere2", "gpt_neox": "gptneox",
     "gemma4_text": "gemma4", "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl", "granitemoehybrid": "granite",
+    "lfm2": "lfm2", "qwen3_5_text": "qwen35",
 }  # fmt: skip
 IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoehybrid", "ministral3")
 _LLAMA_KEYS = {
@@ -37,6 +38,7 @@ _LLAMA_KEYS = {
     "attention_multiplier": "attention.scale", "logits_scaling": "logit_scale",
     "n_layer": "block_count", "n_positions": "context_length", "n_embd": "embedding_length",
     "n_head": "attention.head_count", "layer_norm_epsilon": "attention.layer_norm_epsilon",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
     "norm_epsilon": "attention.layer_norm_epsilon", "layer_norm_eps": "attention.layer_norm_epsilon",
     "use_parallel_residual": "use_parallel_residual", "logit_scale": "logit_scale",
 }  # fmt: skip
@@ -58,7 +60,8 @@ def convert(
         add_pair(writer, key if key.startswith("tokenizer.") else f"{architecture}.{key}", value)
     for name, values in (_rope_factors(config) | tensors).items():
         asked = storage if isinstance(storage, str) else storage(name)
-        kind = gguf.GGMLQuantizationType[asked if values.ndim > 1 and name.endswith(".weight") else "F32"]
+        is_matrix = values.ndim > 1 and name.endswith(".weight") and "conv" not in name.split(".")[-2]
+        kind = gguf.GGMLQuantizationType[asked if is_matrix else "F32"]
         stored = gguf.quants.quantize(np.ascontiguousarray(values, dtype=np.float32), kind)
         writer.add_tensor(name, stored, raw_dtype=kind)
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
@@ -71,6 +74,18 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
     values = {_LLAMA_KEYS[key]: value for key, value in config.items() if key in _LLAMA_KEYS and value is not None}
     if kind == "granitemoehybrid":
         del values["expert_used_count"]
+    if kind == "lfm2":
+        attends = [layer == "full_attention" for layer in config["layer_types"]]
+        values["attention.head_count_kv"] = [config["num_key_value_heads"] * one for one in attends]
+        values |= {"shortconv.l_cache": config["conv_L_cache"], "feed_forward_length": _lfm2_width(config)}
+    if kind == "qwen3_5_text":
+        heads, size = config["linear_num_value_heads"], config["linear_value_head_dim"]
+        values |= {
+            "ssm.conv_kernel": config["linear_conv_kernel_dim"], "ssm.state_size": config["linear_key_head_dim"],
+            "ssm.group_count": config["linear_num_key_heads"], "ssm.time_step_rank": heads,
+            "ssm.inner_size": size * heads, "rope.dimension_sections": [1, 1, 2, 0],
+            "full_attention_interval": 1 + config["layer_types"].index("full_attention"),
+        }  # fmt: skip
     if kind == "gpt2":
         return values | {"feed_forward_length": config["n_inner"] or 4 * config["n_embd"]}
     if kind in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2"):
@@ -123,6 +138,13 @@ def _gemma4_metadata(config: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def _lfm2_width(config: dict[str, Any]) -> int:
+    if not config["block_auto_adjust_ff_dim"]:
+        return config["intermediate_size"]
+    width, multiple = config["block_ffn_dim_multiplier"] * int(2 * config["intermediate_size"] / 3), 32
+    return multiple * -(-int(width) // multiple)
+
+
 def _rope_factors(config: dict[str, Any]) -> dict[str, np.ndarray]:
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") == "longrope":
@@ -153,6 +175,8 @@ def _tensors(config: dict[str, Any], stored: dict[str, np.ndarray]) -> Iterator[
         stored = dict(part for name, values in stored.items() for part in _gate_and_up_apart(name, values))
     if kind == "gpt_neox":
         stored = {name: _heads_together(config, name, values) for name, values in stored.items()}
+    if kind == "qwen3_5_text":
+        stored = {name.replace(".dt_bias", ".dt_proj.bias"): _tiled(config, name, x) for name, x in stored.items()}
     changes = {"gpt_oss": _gpt_oss, "gemma4_text": _gemma4}
     stored = changes.get(kind, _experts_together)(stored)
     for name, values in stored.items():
@@ -168,9 +192,31 @@ def _changed(config: dict[str, Any], name: str, values: np.ndarray) -> np.ndarra
         return interleaved(values, config[key])
     if kind in ("gemma", "gemma2", "gemma3_text") and name.endswith("norm.weight"):
         return values + 1
+    if kind == "qwen3_5_text" and name.endswith("norm.weight") and "linear_attn" not in name:
+        return values + 1
+    if name.endswith(("conv.conv.weight", "conv1d.weight")):
+        return values[:, 0]
     if kind == "gpt2" and ".h." in name and values.ndim == 2:
         return values.T
     return values.reshape(-1) if name.endswith("shared_expert_gate.weight") else values
+
+
+def _tiled(config: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:
+    """Value heads of gated delta nets in the order of GGUF: the first of every key head, then the second ..."""
+    part = name.removesuffix(".weight").rsplit(".", 1)[-1]
+    keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+
+    def turn(x: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(x.reshape(keys, heads // keys, -1, *x.shape[1:]).swapaxes(0, 1)).reshape(x.shape)
+
+    first = 2 * keys * config["linear_key_head_dim"]
+    if part == "A_log":
+        return turn(-np.exp(values))
+    if part in ("in_proj_z", "in_proj_a", "in_proj_b", "dt_bias"):
+        return turn(values)
+    if part in ("in_proj_qkv", "conv1d"):
+        return np.concatenate([values[:first], turn(values[first:])])
+    return turn(values.T).T if part == "out_proj" else values
 
 
 def _gate_and_up_apart(name: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:

@@ -17,7 +17,7 @@ PAGES = [3, 0, 5, 1, 7, 2, 6]
 
 
 class Sizes:
-    layers, kv_heads, head_dim = 2, 3, 64
+    cached, kv_heads, head_dim = 2, 3, 64
 
 
 @njit

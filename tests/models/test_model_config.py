@@ -328,7 +328,6 @@ def test_what_cannot_be_run_is_refused_by_name(base, change, named):
         ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_ext_factor": 0.5}, None, "yarn_ext_factor"),
         ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_attn_factor": 2.0}, None, "yarn_attn_factor"),
         ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, (1.0,) * 4, "rope_freqs"),
-        ({"llama.rope.dimension_sections": [8, 12, 12, 0]}, None, "dimension_sections: positions of images"),
         ({"llama.block_count": 2.5}, None, "block_count"),
         ({"llama.attention.head_count": [8, 8, 8]}, None, "head_count"),
         ({}, (1.0, 2.0), "rope_freqs.weight"),

@@ -19,8 +19,8 @@ FAMILIES = [
     "gpt2", "olmo3", "olmoe", "ministral3", "exaone4", "exaone4-small", "glm", "glm4", "seed_oss", "ernie4_5",
     "starcoder2", "stablelm", "gpt_oss",
     "cohere", "cohere2", "gpt_neox", "gpt_neox-serial",
-    "qwen2_5_vl_text", "qwen3_vl_text", "granitemoehybrid", "gemma4_text", "gemma4_text-large",
-    "gemma4_text-mixture",
+    "qwen2_5_vl_text", "qwen3_vl_text", "granitemoehybrid", "lfm2", "lfm2-adjusted", "qwen3_5_text",
+    "qwen3_5_text-even", "gemma4_text", "gemma4_text-large", "gemma4_text-mixture",
 ]  # fmt: skip
 TOLERANCE = 1e-4
 PAGES = (3, 0, 5)
@@ -134,7 +134,7 @@ def test_taps_are_what_enters_a_layer_and_what_leaves_the_norm(pair):
     expected = {0: hidden[0], 1: hidden[1], depth: raw.reshape(hidden[0].shape), NORMED: hidden[-1]}
     assert sorted(output.taps) == sorted(expected)
     for tap, states in output.taps.items():
-        close(states, expected[tap][0].numpy())
+        np.testing.assert_allclose(states, expected[tap][0].numpy(), atol=TOLERANCE, rtol=1e-5)
 
 
 def test_only_the_asked_rows_have_logits(llama):

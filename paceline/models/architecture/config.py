@@ -13,6 +13,7 @@ from paceline.models.architecture.experts import Experts, experts_from_gguf, exp
 from paceline.models.architecture.families import FAMILIES, family_of_gguf, unknown_architecture
 from paceline.models.architecture.family import MOST_LAYERS, Family
 from paceline.models.architecture.layer_sizes import PER_LAYER, LayerSizes, largest, values_apart
+from paceline.models.architecture.recurrence import Recurrence
 from paceline.models.architecture.rope import DEFAULT_THETA, rope_from_gguf, rope_from_hf
 from paceline.models.architecture.windows import windows_from_gguf, windows_from_hf
 from paceline.models.fields import LARGEST, Fields, refuse, shown
@@ -62,11 +63,13 @@ class ModelConfig:
             norms before and after attention and feed-forward; a post-norm is applied before the residual is added.
         parallel: attention and feed-forward read the same hidden states, and what both give is added.
         mlp: ``gated_clamped`` is gpt-oss's g sigmoid(A g) (clamp(up, -L, L) + 1), g = min(gate, L); see `SWIGLU_LIMIT`.
+        attention_gate: attention's output is multiplied by the sigmoid of one more projection, ``self_attn.g_proj``.
         attention_sinks: one more score per head and row, of a key without a value.
         query_growth, query_growth_every: g (0 for none) and n of the factor 1 + g ln(1 + floor(position / n)) on
             queries (Llama 4, Ministral 3).
         attention_scale: factor on attention scores; None for head_dim^-1/2. attention_softcap, logit_softcap: c of
             c tanh(x / c); 0 for none.
+        recurrence: layers that have a state in place of attention.
         embedding_scale, residual_scale, logit_scale: factors on embeddings, on the outputs of attention and
             feed-forward, and on logits.
     """
@@ -105,6 +108,7 @@ class ModelConfig:
     parallel: bool = False
     mlp: Literal["gated_silu", "gated_gelu_tanh", "gated_clamped", "gelu_tanh", "gelu"] = "gated_silu"
     position_embedding: Literal["rotary", "learned"] = "rotary"
+    attention_gate: bool = False
     attention_sinks: bool = False
     query_growth: float = 0.0
     query_growth_every: int = 1
@@ -117,6 +121,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     experts: Experts | None = None
+    recurrence: Recurrence | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -180,6 +185,7 @@ class ModelConfig:
             and self.rotary_dim is None and self.rope_factor == 1.0 and self.qk_norm_over == "head"
             and self.attention_scale is None and not self.attention_softcap and self.residual_scale == 1.0
             and not self.attention_sinks and not self.parallel and not self.query_growth and not self.layer_sizes
+            and not self.attention_gate and self.recurrence is None
         )  # fmt: skip
 
     def window(self, layer: int) -> int:
@@ -199,12 +205,26 @@ class ModelConfig:
     @property
     def num_cache_layers(self) -> int:
         """Number of layers whose keys and values are kept."""
-        return max((one.cache_layer + 1 for one in self.layer_sizes), default=self.num_hidden_layers)
+        return max((one.cache_layer + 1 for one in self.layer_sizes), default=len(self.attention_layers))
 
     @property
     def head_dims(self) -> frozenset[int]:
         """Every dimension of a head that some layer has."""
         return frozenset(one.head_dim for one in self.layer_sizes) or frozenset((self.head_dim,))
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers with attention, which have keys and values; ascending."""
+        recurrent = self.recurrence.layers if self.recurrence else ()
+        return tuple(i for i in range(self.num_hidden_layers) if i not in recurrent)
+
+    @property
+    def layer_places(self) -> tuple[int, ...]:
+        """Of each layer its index among the layers with attention, or among the recurrent ones."""
+        recurrent = self.recurrence.layers if self.recurrence else ()
+        attending = self.attention_layers
+        every = range(self.num_hidden_layers)
+        return tuple(recurrent.index(i) if i in recurrent else attending.index(i) for i in every)
 
 
 def _from_hf(family: Family, values: Mapping[str, Any]) -> ModelConfig:
@@ -284,9 +304,9 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
         "experts": experts,
     }  # fmt: skip
     fields |= family.gguf_parts(own) | _gguf_tokens(metadata, vocab_size)
-    listed = next((name for name in PER_LAYER if isinstance(own.get(name, None), list)), None)
-    if listed and "layer_sizes" not in fields:
-        raise refuse(listed, f"layers of different sizes are not implemented for {family.architecture}")
+    for name in () if "layer_sizes" in fields else PER_LAYER:
+        if isinstance(own.get(name, None), list) and len({*own.list(name, int, MOST_LAYERS)} - {0}) != 1:
+            raise refuse(name, f"layers of different sizes are not implemented for {family.architecture}")
     if "blk.0.attn_q_norm.weight" in shapes and not fields.get("qk_norm"):
         raise refuse("attn_q_norm", f"a norm of queries is not implemented for {family.architecture}")
     if fields.get("position_embedding") != "learned":

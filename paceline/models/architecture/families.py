@@ -54,6 +54,24 @@ _NEOX_NAMES = {
 }  # fmt: skip
 _ONE_NORM, _ONE_NORM_GGUF = {"post_attention_layernorm": "input_layernorm"}, {"post_attention_layernorm": "attn_norm"}
 """The norm before attention is that before the feed-forward, too."""
+_LFM2_NAMES = {
+    "input_layernorm": "operator_norm", "post_attention_layernorm": "ffn_norm", "model.norm": "model.embedding_norm",
+    "self_attn.q_norm": "self_attn.q_layernorm", "self_attn.k_norm": "self_attn.k_layernorm",
+    "self_attn.o_proj": "self_attn.out_proj", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+}  # fmt: skip
+_GATED_QUERY = ("self_attn.q_proj", "self_attn.g_proj")
+_DELTA_NAMES = {"linear_attn.dt.bias": "linear_attn.dt_bias", "linear_attn.A_log.weight": "linear_attn.A_log"}
+_DELTA_GGUF = {
+    "post_attention_layernorm": "post_attention_norm", "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d", "linear_attn.dt": "ssm_dt", "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out", "linear_attn.A_log.weight": "ssm_a",
+}  # fmt: skip
+_DELTA = {
+    "head_dim": 256, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-6, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+}  # fmt: skip
 _COHERE = {"tie_word_embeddings": True, "logit_scale": 0.0625, "sliding_window": 4096}
 _GELU_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 
@@ -197,6 +215,18 @@ FAMILIES: Mapping[str, Family] = {
         Family("stablelm", "stablelm", "layer norms; a quarter of a head turns; StableLM 3B and 2-1.6B",
                keys={"norm_eps": "layer_norm_eps"}, defaults={"partial_rotary_factor": 0.25}, turns_part=True,
                parts=parts.stablelm, gguf_parts=parts.stablelm_gguf),
+        Family("lfm2", "lfm2", "short convolutions in place of attention in most layers; norms of queries and keys per "
+               "head; LFM2", keys={"norm_eps": "norm_eps", "intermediate_size": "block_ff_dim",
+                                   "tie_word_embeddings": "tie_embedding"},
+               names=_LFM2_NAMES, defaults={"tie_word_embeddings": True, "rope_theta": 1e6, "norm_eps": 1e-5},
+               gguf_names={"model.norm": "token_embd_norm", "conv.in_proj": "shortconv.in_proj",
+                           "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj"},
+               parts=parts.lfm2, gguf_parts=parts.lfm2_gguf),
+        Family("qwen3_5_text", "qwen35", "gated delta nets in place of attention in three of four layers, whose "
+               "attention is gated; a quarter of a head turns; Qwen3.5, for text", names=_DELTA_NAMES,
+               defaults=_DELTA, woven={"self_attn.q_proj": _GATED_QUERY}, gguf_woven={"attn_q": _GATED_QUERY},
+               gguf_names=_DELTA_GGUF, norm_shift=1.0, turns_part=True, parts=parts.qwen3_5,
+               gguf_parts=parts.qwen3_5_gguf),
         Family("granite", "granite", "embeddings, residuals, attention and logits multiplied", pairs=True,
                parts=parts.granite, gguf_parts=parts.granite_gguf),
         Family("granitemoehybrid", "granite", "granite with gate and up in one tensor; Granite 4 without experts and "

@@ -34,11 +34,12 @@ class Family:
         names: our part to transformers', or our tensor to transformers', where it does not end so. stacked:
             transformers' part to our parts, whose rows it holds in this order. woven: the same where they take turns,
             row by row or, in attention, head by head.
-        gguf_names, gguf_stacked: the same for GGUF, in addition to `GGUF_PARTS`.
+        gguf_names, gguf_stacked, gguf_woven: the same for GGUF, in addition to `GGUF_PARTS`.
         transposed: beginnings of the parts that transformers stores as [in, out].
         pairs: whether GGUF interleaves the rows of queries and keys, (2i, 2i + 1) instead of (i, i + head_dim / 2).
         interleaved: whether the model itself turns pairs (2i, 2i + 1) of a head, so that all files interleave its rows.
-        norm_shift: what must be added to norm weights of transformers' files (GGUF has it added).
+        norm_shift: what must be added to norm weights of transformers' files (GGUF has it added), but for those in
+            recurrent layers.
         activation: values of ``hidden_act`` that mean the activation of `mlp`.
         window: which layers use ``sliding_window``: ``none``, ``all``, ``typed`` (by ``layer_types``, where these are
             given) or ``listed`` (by ``layer_types``, which must be given).
@@ -63,6 +64,7 @@ class Family:
     woven: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gguf_woven: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     transposed: tuple[str, ...] = ()
     pairs: bool = False
     interleaved: bool = False

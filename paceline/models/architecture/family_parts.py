@@ -4,10 +4,12 @@ Settings that change the numbers and are not implemented are refused here. Not f
 for what all families have in common (`config.py`).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.models.architecture.family import MOST_LAYERS, SWIGLU_ALPHA, SWIGLU_LIMIT
 from paceline.models.architecture.layer_sizes import sizes_from_gguf, sizes_from_hf
+from paceline.models.architecture.recurrence import gated_delta_net, short_convolution
 from paceline.models.fields import Fields, refuse
 
 
@@ -184,6 +186,77 @@ def stablelm(fields: Fields) -> dict[str, Any]:
 def stablelm_gguf(fields: Fields) -> dict[str, Any]:
     """As `stablelm`. Most files say ``use_parallel_residual`` of any model; 12B is known by its norms of queries."""
     return {"norm": "layer"}
+
+
+def lfm2(fields: Fields) -> dict[str, Any]:
+    """LFM2: short convolutions where ``layer_types`` says so, or in all layers but ``full_attn_idxs``."""
+    fields.expect("conv_bias", False)
+    layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
+    kinds = fields.list("layer_types", str, MOST_LAYERS)
+    if not kinds:
+        attending = fields.list("full_attn_idxs", int) if "full_attn_idxs" in fields else range(layers)
+        kinds = ["full_attention" if i in attending else "conv" for i in range(layers)]
+    numbers = _recurrent(kinds, "conv", layers)
+    parts: dict[str, Any] = {"qk_norm": True, "recurrence": short_convolution(
+        numbers, fields.whole("conv_L_cache", 3), fields.whole("hidden_size")
+    )}  # fmt: skip
+    if fields.flag("block_auto_adjust_ff_dim", True):
+        inner = int(2 * fields.whole("intermediate_size") / 3)
+        if not fields.is_null("block_ffn_dim_multiplier"):
+            inner = int(fields.number("block_ffn_dim_multiplier", 1.0) * inner)
+            multiple = fields.whole("block_multiple_of", 256)
+            inner = multiple * -(-inner // multiple)
+        parts["intermediate_size"] = inner
+    return parts
+
+
+def lfm2_gguf(fields: Fields) -> dict[str, Any]:
+    """As `lfm2`; layers without key heads are convolutions."""
+    heads = fields.list("attention.head_count_kv", int, MOST_LAYERS)
+    numbers = tuple(i for i, count in enumerate(heads) if not count)
+    hidden = fields.whole("embedding_length")
+    return {
+        "qk_norm": True,
+        "recurrence": short_convolution(numbers, fields.whole("shortconv.l_cache"), hidden),
+    }  # fmt: skip
+
+
+def qwen3_5(fields: Fields) -> dict[str, Any]:
+    """Qwen3.5: gated delta nets where ``layer_types`` says so, or in all layers but every fourth; gated attention."""
+    layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
+    kinds = fields.list("layer_types", str, MOST_LAYERS)
+    if not kinds:
+        every = fields.whole("full_attention_interval", 4)
+        kinds = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
+    names = ("conv_kernel_dim", "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+    kernel, key_heads, value_heads, key_dim, value_dim = (f"linear_{name}" for name in names)
+    return {
+        "qk_norm": True, "attention_gate": True,
+        "recurrence": gated_delta_net(
+            _recurrent(kinds, "linear_attention", layers), fields, (kernel, key_heads, value_heads, key_dim, value_dim)
+        ),
+    }  # fmt: skip
+
+
+def qwen3_5_gguf(fields: Fields) -> dict[str, Any]:
+    """As `qwen3_5`. GGUF has value heads in another order (`Recurrence.tiled`) and the width of all of them."""
+    layers, every = fields.whole("block_count", most=MOST_LAYERS), fields.whole("full_attention_interval", 4)
+    layers -= fields.whole("nextn_predict_layers", 0, least=0)
+    heads, width = fields.whole("ssm.time_step_rank"), fields.whole("ssm.inner_size")
+    sizes = Fields({
+        "ssm.conv_kernel": fields.whole("ssm.conv_kernel"), "ssm.group_count": fields.whole("ssm.group_count"),
+        "ssm.time_step_rank": heads, "ssm.state_size": fields.whole("ssm.state_size"), "value_dim": width // heads,
+    })  # fmt: skip
+    names = ("ssm.conv_kernel", "ssm.group_count", "ssm.time_step_rank", "ssm.state_size", "value_dim")
+    numbers = tuple(i for i in range(layers) if (i + 1) % every)
+    return {"qk_norm": True, "attention_gate": True, "recurrence": gated_delta_net(numbers, sizes, names, tiled=True)}
+
+
+def _recurrent(kinds: Sequence[str], kind: str, layers: int) -> tuple[int, ...]:
+    """Numbers of the layers of this `kind`; the others must have full attention."""
+    if len(kinds) < layers or not set(kinds) <= {kind, "full_attention"}:
+        raise refuse("layer_types", f"{len(kinds)} for {layers} layers, of full_attention and {kind} only")
+    return tuple(i for i, one in enumerate(kinds[:layers]) if one == kind)
 
 
 def granite(fields: Fields) -> dict[str, Any]:

@@ -84,10 +84,9 @@ def rope_from_gguf(
     """The rotary fields of `ModelConfig` that a GGUF file asks for; `truncates` is what YaRN's ``truncate`` is there.
 
     `own` are the architecture's key-value pairs without its prefix. GGUF stores the scalings of Llama 3 and LongRoPE as
-    computed divisors `factors`, the others as parameters.
+    computed divisors `factors`, the others as parameters. ``rope.dimension_sections`` divides a head's pairs among
+    three positions, which are one in a text.
     """
-    if "rope.dimension_sections" in own:
-        raise refuse("rope.dimension_sections", "positions of images are not implemented")
     theta = own.number("rope.freq_base", DEFAULT_THETA, above=1.0)
     dim = own.whole("rope.dimension_count", head_dim, least=2, most=head_dim)
     kind = own.text("rope.scaling.type", "none")

@@ -10,6 +10,7 @@ from paceline.errors import CorruptWeights
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.experts import expert_shapes
 from paceline.models.architecture.layer_sizes import LayerSizes
+from paceline.models.architecture.recurrence import recurrent_shapes
 
 Named = tuple[str, tuple[int, ...]]
 
@@ -31,7 +32,7 @@ def each_tensor(config: ModelConfig) -> Iterator[Named]:
         yield "model.per_layer_model_projection.weight", (width, hidden)
         yield "model.per_layer_projection_norm.weight", (config.hidden_size_per_layer_input,)
     for i in range(config.num_hidden_layers):
-        for name, shape in _layer(config, config.sizes(i)):
+        for name, shape in _layer(config, i):
             yield f"model.layers.{i}.{name}", shape
     yield from _norm(config, "model.norm")
     if not config.tie_word_embeddings:
@@ -51,10 +52,14 @@ def check_depth(config: ModelConfig, num_tensors: int, source: object) -> None:
         )
 
 
-def _layer(config: ModelConfig, sizes: LayerSizes) -> Iterator[Named]:
+def _layer(config: ModelConfig, number: int) -> Iterator[Named]:
+    sizes = config.sizes(number)
     if config.pre_norms:
         yield from _norm(config, "input_layernorm")
-    yield from _attention(config, sizes)
+    if config.recurrence and number in config.recurrence.layers:
+        yield from recurrent_shapes(config.recurrence, config.hidden_size)
+    else:
+        yield from _attention(config, sizes)
     if config.post_norms:
         yield from _norm(config, "self_attn.out_norm")
     if config.pre_norms:
@@ -85,6 +90,8 @@ def _attention(config: ModelConfig, sizes: LayerSizes) -> Iterator[Named]:
                                ("v_proj", key, sizes.has_values)):  # fmt: skip
         if exists:
             yield from _linear(f"self_attn.{part}", rows, config.hidden_size, config.attention_bias)
+    if config.attention_gate:
+        yield "self_attn.g_proj.weight", (query, config.hidden_size)
     if config.qk_norm:
         over_all = config.qk_norm_over == "all"
         yield "self_attn.q_norm.weight", (query if over_all else sizes.head_dim,)

@@ -326,7 +326,9 @@ class FusedLayer(nn.Module):
 
 def _fused_layer(own: Layer, peers: Peers, deterministic: bool) -> nn.Module:
     """The layer, with those parts fused that can be."""
-    attention = FusedAttention(own.attention) if _turns_heads(own.attention) else own.attention
+    attention = own.attention
+    if isinstance(attention, Attention) and _turns_heads(attention):
+        attention = FusedAttention(attention)
     feed_forward = _fused_feed_forward(own.feed_forward, deterministic)
     norms = own.attention_norm, own.feed_forward_norm
     after = own.attention_out_norm, own.feed_forward_out_norm

@@ -20,6 +20,8 @@ from paceline.models.architecture.tensor_names import each_tensor
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _MOST_NAMED = 3
+_CONVOLUTIONS = ("conv.conv", "linear_attn.conv1d")
+"""Parts that transformers stores as [channels, 1, kernel]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Source:
         pairs: number of heads whose rows are interleaved as pairs (2i, 2i + 1) instead of halves; 0 for none.
         turned: how many rows of such a head, the first ones, are interleaved; 0 for all.
         shift: is added to the values.
+        log_of_negative: whether the model's tensor is log(-x) of the file's x.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Source:
     shift: float = 0.0
     every: int = 1
     run: int = 1
+    log_of_negative: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -56,6 +60,8 @@ class Source:
         """The model's tensor, float32, from the file's tensor `stored`."""
         stored = stored.T if self.transposed else stored.reshape(-1, *self.shape[1:])
         values = self.rows(stored)
+        if self.log_of_negative:
+            values = np.log(-values)
         return np.ascontiguousarray(values + np.float32(self.shift) if self.shift else values)
 
     def rows(self, stored: np.ndarray) -> np.ndarray:
@@ -84,10 +90,13 @@ def transformers_sources(config: ModelConfig) -> Iterator[tuple[str, Source]]:
         is_norm = "norm" in part and kind == "weight"
         transposed = part.startswith(family.transposed) and kind == "weight" and len(shape) == 2
         whole = (place.rows, *shape[1:])
+        if part in _CONVOLUTIONS:
+            whole = (shape[0], 1, shape[1])
         yield name, Source(
             theirs, whole[::-1] if transposed else whole, shape, place.first, transposed,
             pairs=_heads(config, part) if family.interleaved else 0, turned=rotary_dim(config),
-            shift=family.norm_shift if is_norm else 0.0, every=place.every, run=place.run,
+            shift=family.norm_shift if is_norm and part != "linear_attn.norm" else 0.0, every=place.every,
+            run=place.run,
         )  # fmt: skip
 
 
@@ -96,7 +105,7 @@ def gguf_sources(config: ModelConfig, has_tensor: Callable[[str], bool]) -> Iter
     family = family_of(config.model_type)
     names = {**GGUF_PARTS, **family.gguf_names}
     stacked = {k: v for k, v in family.gguf_stacked.items() if k == "ffn_up" or has_tensor(f"blk.0.{k}.weight")}
-    places = _Places(config, stacked)
+    places = _Places(config, stacked, family.gguf_woven)
     for name, shape in each_tensor(config):
         number, part, kind = _taken_apart(name)
         prefix = "" if number is None else f"blk.{number}."
@@ -110,10 +119,11 @@ def gguf_sources(config: ModelConfig, has_tensor: Callable[[str], bool]) -> Iter
             continue
         place = places.of(part, shape[0])
         whole = (shape[1],) if part == "mlp.shared_expert_gate" else (place.rows, *shape[1:])
-        theirs = names.get(f"{part}.{kind}", f"{names.get(place.part, place.part)}.{kind}")
+        stem = names.get(f"{part}.{kind}") or f"{names.get(place.part, place.part)}.{kind}"
         yield name, Source(
-            f"{prefix}{theirs}", whole, shape, place.first,
+            f"{prefix}{stem}", whole, shape, place.first,
             pairs=_heads(config, part) if family.pairs or family.interleaved else 0, turned=rotary_dim(config),
+            every=place.every, run=place.run, log_of_negative=part == "linear_attn.A_log",
         )  # fmt: skip
 
 
@@ -197,7 +207,7 @@ class _Places:
     ) -> None:  # fmt: skip
         query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
         inner = config.intermediate_size
-        rows = {"q_proj": query, "k_proj": key, "v_proj": key, "gate_proj": inner, "up_proj": inner}
+        rows = {"q_proj": query, "k_proj": key, "v_proj": key, "gate_proj": inner, "up_proj": inner, "g_proj": query}
         self._of: dict[str, _Place] = {}
         for theirs, parts in stacked.items():
             sizes = [rows[part.rsplit(".", 1)[1]] for part in parts]

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.models.base import PAGE_SIZE, pages_for
+from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.attention import (
     MOST_HEADS,
     NOTHING,
@@ -81,7 +82,7 @@ class Run(NamedTuple):
         pages_at_once: pages that each block processes before the next ones.
         stride: distance from the scores of one head to those of the next.
         scale, cap: of scores; a cap of 0 is none.
-        window: last keys that a row sees; 0 for all.
+        window: last keys that a row sees; 0 for all. gate: see `attend_blocks`.
     """
 
     first: int
@@ -102,6 +103,7 @@ class Run(NamedTuple):
     scale: np.float32
     cap: np.float32
     window: int
+    gate: int
 
 
 @kernel
@@ -122,11 +124,12 @@ def blocks_at_once(num_rows, num_segments, num_threads, shape):
 
 
 @kernel(forceinline=True)
-def attend_blocks(first, last, before, window, sinks, thread, shape, batch, scratch, keys, values):
+def attend_blocks(first, last, before, window, sinks, gate, thread, shape, batch, scratch, keys, values):
     """Process blocks `first` .. `last` - 1, at most `MOST_BLOCKS`, of a layer's [kv_heads, rows, blocks of a group].
 
     `shape` is the model's, or the layer's `Heads`; `before` as in `first_element`.
-    `sinks` [heads] are scores of keys without values, or empty.
+    `sinks` [heads] are scores of keys without values, or empty. `gate` is where a row's gates begin, counted from its
+    queries; -1 for none.
     """
     per_head = len(batch.segments) * blocks_per_group(shape)
     while first < last:
@@ -139,6 +142,7 @@ def attend_blocks(first, last, before, window, sinks, thread, shape, batch, scra
             first_element(keys, shape, 0, before, kv_head),
             page_elements(keys, shape),
             window,
+            gate,
             shape,
             row_elements(keys, shape.head_dim),
             batch.segments,
@@ -151,7 +155,7 @@ def attend_blocks(first, last, before, window, sinks, thread, shape, batch, scra
 
 @kernel
 def _first_run(
-    first, end, kv_head, page_start, page_size, window, shape, value_size, segments, natural_lengths, num_keys
+    first, end, kv_head, page_start, page_size, window, gate, shape, value_size, segments, natural_lengths, num_keys
 ):
     """The first run in blocks `first` .. `end` - 1."""
     blocks, dim = blocks_per_group(shape), shape.head_dim
@@ -166,7 +170,7 @@ def _first_run(
         first, last, shape.heads, kv_head, shape.heads // shape.kv_heads, blocks, dim, shape.qkv,
         page_start, page_size, value_size, shared, natural,
         pages if last - first == 1 else max(4, ELEMENTS_AT_ONCE // (dim * PAGE_SIZE)), pages * PAGE_SIZE + SLACK,
-        shape.attention_scale, shape.attention_cap, window,
+        shape.attention_scale, shape.attention_cap, window, gate,
     )  # fmt: skip
 
 
@@ -182,7 +186,7 @@ def _attend_run(run, sinks, thread, batch, scratch, keys, values):
     if len(scratch.page_mass) > 0:
         _weigh_pages(run, scores, natural_lengths, num_keys, scratch.page_mass, batch.page_tables.shape[1])
     _mix_values(run, values, natural_lengths, num_keys, branch_slots, page_starts, value_starts, scores, sums)
-    _put_sums(run, scores, sums, scratch.mixed)
+    _put_sums(run, scores, sums, scratch.qkv, scratch.mixed)
 
 
 @kernel
@@ -328,8 +332,17 @@ def _mix_values(run, values, natural_lengths, num_keys, branch_slots, page_start
 
 
 @kernel
-def _put_sums(run, scores, sums, mixed):
-    """Write the normalised sums of the blocks to `mixed`, rows of [heads, head_dim] (`operand.py`)."""
+def _gate_sums(sums, start, qkv, gates, size):
+    """Multiply sums by the sigmoid of their gates."""
+    one, zero = v.splat(np.float32(1)), v.splat(np.float32(0))
+    for i in range(0, size, v.LANES):
+        gate = v.add(one, v.exp(v.sub(zero, v.load(qkv, gates + i))))
+        v.store(sums, start + i, v.div(v.load(sums, start + i), gate))
+
+
+@kernel
+def _put_sums(run, scores, sums, qkv, mixed):
+    """Write the normalised and gated sums of the blocks to `mixed`, rows of [heads, head_dim] (`operand.py`)."""
     dim = run.head_dim
     for block in range(run.first, run.last):
         row, head, heads, at = _place(block, run)
@@ -337,4 +350,6 @@ def _put_sums(run, scores, sums, mixed):
         for one in range(heads):
             even = start + one * dim
             add_halves(sums, even, even + heads * dim, dim, scores[_factor_place(at, one, run)])
+        if run.gate >= 0:
+            _gate_sums(sums, start, qkv, row * run.row_size + run.gate + head * dim, heads * dim)
         put(mixed, row, run.all_heads * dim, head * dim, sums, start, heads * dim)

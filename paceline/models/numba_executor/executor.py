@@ -22,11 +22,18 @@ from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weight
 from paceline.models.numba_executor.gemm import PANEL, padded_rows
 from paceline.models.numba_executor.kernel import machine_code
 from paceline.models.numba_executor.kernel_cache import compiled_forward, compiled_race
-from paceline.models.numba_executor.kv_cache import NumbaCache, choose_cache_dtype, flat, new_kv_cache
+from paceline.models.numba_executor.kv_cache import (
+    NumbaCache,
+    StatefulCache,
+    choose_cache_dtype,
+    flat,
+    new_kv_cache,
+)  # fmt: skip
 from paceline.models.numba_executor.layer_inputs import InputScratch
 from paceline.models.numba_executor.layer_table import layer_table
 from paceline.models.numba_executor.operand import Operand, activations_of, new_operand
 from paceline.models.numba_executor.races import UNDECIDED
+from paceline.models.numba_executor.recurrent import NO_STATES, States, new_cells
 from paceline.models.numba_executor.team import Team
 from paceline.models.numba_executor.varied_cache import VariedCache
 from paceline.models.numba_executor.weights import BLOCKS, load_weights, shape_of
@@ -87,6 +94,8 @@ class NumbaModel:
         self._weights = Weights(
             **load(checkpoint, dtype, progress),
             sizes=layer_table(config),
+            is_recurrent=np.array([i not in config.attention_layers for i in layers]),
+            places=np.array(config.layer_places),
             windows=np.array([config.window(i) for i in layers]),
             rope_numbers=np.array([rope_table_of(config, i) for i in layers]),
             rope_cos=no_tables,
@@ -164,7 +173,8 @@ class NumbaModel:
         if self._config.layer_sizes:
             layers = [(one.num_key_value_heads, one.head_dim) for one in self._config.layer_sizes if one.has_keys]
             return VariedCache(layers, num_pages, self._cache_dtype)
-        return new_kv_cache(self._shape, num_pages, self._cache_dtype)
+        cache = new_kv_cache(self._shape, num_pages, self._cache_dtype)
+        return StatefulCache(cache, self._config.recurrence) if self._config.recurrence else cache
 
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
         """See `CausalLM.forward`; `cache` must come from this model's `new_cache`, and `rows` must not be empty."""
@@ -196,6 +206,7 @@ class NumbaModel:
         batch = Batch(
             rows.token_ids, rows.positions, rows.slots, rows.segments, rows.page_tables, rows.natural_lengths,
             rows.branch_slots, rows.logit_rows, rows.lengths, self._places_of(taps), self._layers,
+            self._states(rows, cache),
         )  # fmt: skip
         args = (
             self._team.num_threads, self._shape, self._eps, self._weights, batch, scratch,
@@ -214,6 +225,14 @@ class NumbaModel:
         hidden = scratch.taps[: len(taps) * num_rows * self._shape.hidden]
         states = hidden.reshape(len(taps), num_rows, self._shape.hidden).copy()
         return ForwardOutput(logits, dict(zip(taps, states, strict=True)), peaks)
+
+    def _states(self, rows: Rows, cache: NumbaCache) -> States:
+        """The states of recurrent layers for a pass over `rows`."""
+        if not isinstance(cache, StatefulCache):
+            return NO_STATES
+        store, whole = cache.store, len(self._layers) == self._shape.layers
+        steps = store.plan(rows, whole)
+        return States(steps.steps, steps.starts, store.states.reshape(-1), store.inputs.reshape(-1))
 
     def _places_of(self, taps: tuple[int, ...]) -> np.ndarray:
         """Index in `taps` of each possible tap [layers + 2], -1 for none; cached per `taps` and never modified."""
@@ -265,7 +284,7 @@ def _new_scratch(
         delta=floats(rows * shape.hidden if shape.apart else 0),
         normed=operand(max(rows, asked) * shape.hidden),
         qkv=floats(rows * shape.qkv),
-        mixed=operand(rows * shape.heads * shape.head_dim),
+        mixed=operand(rows * max(shape.heads * shape.head_dim, shape.recurrent.width)),
         inner=operand(rows * shape.inner),
         logits=floats(asked * shape.vocab),
         peaks=np.zeros(asked * num_threads, np.int64),
@@ -275,12 +294,16 @@ def _new_scratch(
         gate_up=floats(num_threads, rows * 2 * PANEL),
         wide=floats(
             num_threads,
-            PANEL * max(shape.hidden, shape.inner, shape.shared_inner, shape.heads * shape.head_dim, shape.layer_input),
+            PANEL * max(shape.hidden, shape.inner, shape.shared_inner, shape.heads * shape.head_dim, shape.layer_input,
+                        shape.recurrent.width),
         ),
         attention=new_attention_scratch(num_threads, context, shape.head_dim),
         experts=_expert_scratch(shape, operand, rows),
+        mix=floats(rows * shape.recurrent.columns),
+        gates=floats(rows * shape.recurrent.gates),
+        cells=new_cells(num_threads, shape.recurrent),
         layer_inputs=_input_scratch(shape, operand, num_threads, rows),
-    )
+    )  # fmt: skip
 
 
 def _input_scratch(shape: Shape, operand: MakeOperand, num_threads: int, rows: int) -> InputScratch:

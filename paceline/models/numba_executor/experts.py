@@ -70,7 +70,7 @@ class ExpertScratch(NamedTuple):
 
 
 @kernel
-def _dot(a, b, b_start, size):
+def dot(a, b, b_start, size):
     """Sum of products of a[0:size] and b[b_start:] in sixteen chains."""
     sums = v.splat(np.float32(0))
     for i in range(0, size, v.LANES):
@@ -117,7 +117,7 @@ def _route(row, layer, thread, shape, weights, scratch):
     read_row(scratch.normed, row, hidden, x)
     for expert in range(shape.experts):
         at = layer * shape.experts + expert
-        logit = _dot(x, weights.experts.router, at * hidden, hidden)
+        logit = dot(x, weights.experts.router, at * hidden, hidden)
         if len(weights.experts.router_bias) > 0:
             logit += weights.experts.router_bias[at]
         e.logits[row * shape.experts + expert] = logit
@@ -126,7 +126,7 @@ def _route(row, layer, thread, shape, weights, scratch):
     if shape.shared_inner > 0:
         share = np.float32(1)
         if len(weights.experts.shared_gate) > 0:
-            share /= share + np.exp(-_dot(x, weights.experts.shared_gate, layer * hidden, hidden))
+            share /= share + np.exp(-dot(x, weights.experts.shared_gate, layer * hidden, hidden))
         e.shared_shares[row] = share
 
 

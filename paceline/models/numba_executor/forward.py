@@ -51,6 +51,13 @@ from paceline.models.numba_executor.linear import SILU, chunk, inner_product_at,
 from paceline.models.numba_executor.matrix import read_weights
 from paceline.models.numba_executor.operand import Operand, put
 from paceline.models.numba_executor.peaks import find_peaks
+from paceline.models.numba_executor.recurrent import (
+    RecurrentShape,
+    RecurrentWeights,
+    States,
+    project_gates,
+    run_states,
+)  # fmt: skip
 from paceline.models.numba_executor.rowwise import layer_norm_row, norm_row, rotate
 from paceline.models.numba_executor.team import barrier, take
 from paceline.models.numba_executor.warm import barrier_at, barrier_before
@@ -77,7 +84,9 @@ class Shape(NamedTuple):
         layer_norm: norms take the mean away and have biases. pre_norms, post_norms: before and after attention and
             feed-forward. apart: what these give is normed or scaled before it is added. parallel: both read the same.
         wide_norm: norms of queries and keys are over all heads together.
+        gated_attention: a row of `qkv` has one more number per query number, its gate, at the end.
         rotary: dimensions of a head that turn. tables: rotary tables.
+        cached: layers with keys and values. recurrent: sizes of the others.
         page_dims: dimensions of a token's keys, of all layers. layer_input: width of a layer's own input, 0 for none.
     """
 
@@ -106,6 +115,7 @@ class Shape(NamedTuple):
     apart: bool = False
     parallel: bool = False
     wide_norm: bool = False
+    gated_attention: bool = False
     rotary: int = 0
     tables: int = 1
     embedding_scale: np.float32 = _ONE
@@ -114,6 +124,8 @@ class Shape(NamedTuple):
     logit_cap: np.float32 = np.float32(0)
     page_dims: int = 0
     layer_input: int = 0
+    cached: int = 0
+    recurrent: RecurrentShape = RecurrentShape()
 
 
 class Weights(NamedTuple):
@@ -122,6 +134,8 @@ class Weights(NamedTuple):
     `query_norm` and `key_norm` [layers, head_dim] or [layers, heads * head_dim] (zeros after shorter ones) are empty
     where there are no such norms; so are biases, the norms `attention_out_norm` and `mlp_out_norm`, learned
     `positions`, and `sinks` [layers, heads], scores of keys without values.
+    What only layers with attention or only recurrent ones have is flat over these; `places` [layers] is a layer's index
+    among its kind, and `is_recurrent` [layers] says which.
     `sizes` [layers, columns] are the layers' sizes and where their matrices begin (`layer_table.py`).
     `windows` and `rope_numbers` [layers]: keys that a row sees (0 for all), and the rotary table (-1 for none).
     `rope_cos` and `rope_sin` are [tables, positions, rotary / 2].
@@ -160,6 +174,9 @@ class Weights(NamedTuple):
     positions: np.ndarray
     sinks: np.ndarray
     experts: ExpertWeights
+    recurrent: RecurrentWeights
+    is_recurrent: np.ndarray
+    places: np.ndarray
     varied: VariedWeights
     sizes: np.ndarray
     windows: np.ndarray
@@ -186,6 +203,7 @@ class Batch(NamedTuple):
     num_keys: np.ndarray
     tap_places: np.ndarray
     layers: np.ndarray
+    states: States
 
 
 class Scratch(NamedTuple):
@@ -207,6 +225,9 @@ class Scratch(NamedTuple):
     wide: np.ndarray
     attention: AttentionScratch
     experts: ExpertScratch
+    mix: np.ndarray
+    gates: np.ndarray
+    cells: np.ndarray
     layer_inputs: InputScratch
 
 
@@ -231,19 +252,20 @@ def _norm_values(start, sizes, dim, eps, ones, qkv):
 @kernel
 def _place_row(row, layer, shape, heads, eps, weights, batch, qkv, keys, values):
     """Norm (where the model does) and rotate a row's queries and keys; write its key and value into the cache."""
-    sizes, dim, widest = weights.sizes[layer], heads.head_dim, shape.rotary // 2
+    sizes, dim, widest, place_of_layer = weights.sizes[layer], heads.head_dim, shape.rotary // 2, weights.places[layer]
     start, table, half, projected = row * shape.qkv, weights.rope_numbers[layer], sizes[ROTARY] // 2, sizes[PROJECTED]
     angles = (table * (len(weights.rope_cos) // (max(widest, 1) * shape.tables)) + batch.positions[row]) * widest
     if len(weights.varied.value_norm) > 0:
         _norm_values(start + shape.heads * dim, sizes, dim, eps, weights.varied.value_norm, qkv)
     if shape.wide_norm:
         width, key_width = shape.heads * dim, shape.kv_heads * dim
-        norm_row(qkv, start, weights.query_norm, layer * width, width, eps, qkv, start)
-        norm_row(qkv, start + width, weights.key_norm, layer * key_width, key_width, eps, qkv, start + width)
+        norm_row(qkv, start, weights.query_norm, place_of_layer * width, width, eps, qkv, start)
+        norm_row(qkv, start + width, weights.key_norm, place_of_layer * key_width, key_width, eps, qkv, start + width)
     for head in range(shape.heads + projected):
         if len(weights.query_norm) > 0 and not shape.wide_norm:
             norm = weights.query_norm if head < shape.heads else weights.key_norm
-            norm_row(qkv, start + head * dim, norm, layer * shape.head_dim, dim, eps, qkv, start + head * dim)
+            at = start + head * dim
+            norm_row(qkv, at, norm, place_of_layer * shape.head_dim, dim, eps, qkv, at)
         if table >= 0:
             rotate(qkv, start + head * dim, weights.rope_cos, weights.rope_sin, angles, half)
         if shape.query_growth > 0 and head < shape.heads:
@@ -311,14 +333,15 @@ def _place_rows(phase, layer, num_threads, num_rows, shape, heads, eps, weights,
 def _attend_rows(
     phase, layer, weights, thread, num_threads, num_rows, heads, batch, scratch, keys, values
 ):  # fmt: skip
-    before = weights.sizes[layer, CACHE]
-    window, sinks = weights.windows[layer], weights.sinks[layer * heads.heads : (layer + 1) * heads.heads]
+    place, before = weights.places[layer], weights.sizes[layer, CACHE]
+    window, sinks = weights.windows[layer], weights.sinks[place * heads.heads : (place + 1) * heads.heads]
+    gate = (heads.heads + 2 * heads.kv_heads) * heads.head_dim if heads.gated_attention else -1
     total = num_rows * heads.kv_heads * blocks_per_group(heads)
     size = blocks_at_once(num_rows, len(batch.page_tables), num_threads, heads)
     first = take(scratch.counters, phase, size, total)
     while first >= 0:
         last = min(first + size, total)
-        attend_blocks(first, last, before, window, sinks, thread, heads, batch, scratch, keys, values)
+        attend_blocks(first, last, before, window, sinks, gate, thread, heads, batch, scratch, keys, values)
         first = take(scratch.counters, phase, size, total)
 
 
@@ -332,11 +355,58 @@ def _tap(place, thread, num_rows, hidden, scratch):
 
 
 @kernel
+def _attend(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, added, keys, values):
+    """The attention of normed rows, up to its output projection; returns the count of barriers met."""
+    counters, hidden, sizes = scratch.counters, shape.hidden, weights.sizes[layer]
+    heads, column = heads_of(sizes, shape), weights.places[layer] * hidden
+    width, first = heads.heads * heads.head_dim, sizes[FIRST_OUTPUT]
+    met = _barrier_before_qkv(layer, met, thread, num_threads, shape, weights, counters)
+    product_at(
+        counters, phase + 1, thread, num_threads, scratch.normed, num_rows, hidden, weights.qkv,
+        sizes[FIRST_QKV] * hidden, weights.qkv_scales, weights.qkv_bias, sizes[FIRST_QKV], sizes[QKV], scratch.qkv,
+        shape.qkv, False, scratch.wide[thread],
+    )  # fmt: skip
+    met = barrier_at(counters, met, thread, num_threads, weights.output, first, column, hidden, width, 1)
+    _place_rows(phase + 2, layer, num_threads, num_rows, shape, heads, eps, weights, batch, scratch, keys, values)
+    met = barrier_at(counters, met, thread, num_threads, weights.output, first, column, hidden, width, 1)
+    _attend_rows(
+        phase + 3, layer, weights, thread, num_threads, num_rows, heads, batch, scratch, keys, values,
+    )  # fmt: skip
+    met = barrier_at(counters, met, thread, num_threads, weights.output, first, column, hidden, width, 1)
+    product_at(
+        counters, phase + 4, thread, num_threads, scratch.mixed, num_rows, width, weights.output, first,
+        weights.output_scales, weights.output_bias, column, hidden, added, hidden, not shape.apart,
+        scratch.wide[thread],
+    )  # fmt: skip
+    return met
+
+
+@kernel
+def _remember(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, added):
+    """The recurrent layer of normed rows, as `_attend`."""
+    counters, hidden, r, w = scratch.counters, shape.hidden, shape.recurrent, weights.recurrent
+    place = weights.places[layer]
+    met = barrier_before(counters, met, thread, num_threads, w.project, place, r.columns, hidden, 1)
+    if r.gates > 0:
+        project_gates(phase + 2, place, thread, num_rows, shape, w, scratch)
+    product(
+        counters, phase + 1, thread, num_threads, scratch.normed, num_rows, hidden, w.project, w.project_scales,
+        w.project_scales[:0], place, r.columns, scratch.mix, False, scratch.wide[thread],
+    )  # fmt: skip
+    met = barrier_before(counters, met, thread, num_threads, w.out, place, hidden, r.width, 1)
+    run_states(phase + 3, place, thread, shape, eps, w, batch.states, scratch)
+    met = barrier_before(counters, met, thread, num_threads, w.out, place, hidden, r.width, 1)
+    product(
+        counters, phase + 4, thread, num_threads, scratch.mixed, num_rows, r.width, w.out, w.out_scales,
+        w.out_scales[:0], place, hidden, added, not shape.apart, scratch.wide[thread],
+    )  # fmt: skip
+    return met
+
+
+@kernel
 def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values):
     """Attention block, then feed-forward block; returns the count of barriers met."""
     counters, hidden, sizes = scratch.counters, shape.hidden, weights.sizes[layer]
-    heads = heads_of(sizes, shape)
-    heads_width, first_output = heads.heads * heads.head_dim, sizes[FIRST_OUTPUT]
     phase = 1 + layer * PHASES_PER_LAYER
     added = scratch.delta if shape.apart else scratch.hidden
     _tap(batch.tap_places[layer], thread, num_rows, hidden, scratch)
@@ -344,30 +414,12 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
         scratch, phase, thread, num_threads, num_rows, weights.attention_norm, weights.attention_norm_bias, layer,
         shape, eps,
     )  # fmt: skip
-    met = _barrier_before_qkv(layer, met, thread, num_threads, shape, weights, counters)
-    product_at(
-        counters, phase + 1, thread, num_threads, scratch.normed, num_rows, hidden, weights.qkv,
-        sizes[FIRST_QKV] * hidden, weights.qkv_scales, weights.qkv_bias, sizes[FIRST_QKV], sizes[QKV], scratch.qkv,
-        shape.qkv, False, scratch.wide[thread],
-    )  # fmt: skip
-    met = barrier_at(
-        counters, met, thread, num_threads, weights.output, first_output, layer * hidden, hidden, heads_width, 1
-    )
-    _place_rows(phase + 2, layer, num_threads, num_rows, shape, heads, eps, weights, batch, scratch, keys, values)
-    met = barrier_at(
-        counters, met, thread, num_threads, weights.output, first_output, layer * hidden, hidden, heads_width, 1
-    )
-    _attend_rows(
-        phase + 3, layer, weights, thread, num_threads, num_rows, heads, batch, scratch, keys, values,
-    )  # fmt: skip
-    met = barrier_at(
-        counters, met, thread, num_threads, weights.output, first_output, layer * hidden, hidden, heads_width, 1
-    )
-    product_at(
-        counters, phase + 4, thread, num_threads, scratch.mixed, num_rows, heads_width, weights.output, first_output,
-        weights.output_scales, weights.output_bias, layer * hidden, hidden, added, hidden, not shape.apart,
-        scratch.wide[thread],
-    )  # fmt: skip
+    if shape.recurrent.layers > 0 and weights.is_recurrent[layer]:
+        met = _remember(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, added)
+    else:
+        met = _attend(
+            phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, added, keys, values
+        )  # fmt: skip
     each = 2 if shape.gated else 1
     inner, first_up = each * sizes[INNER], sizes[FIRST_GATE_UP]
     if shape.experts > 0:
@@ -431,7 +483,9 @@ def _feed_forward(phase, layer, met, thread, num_threads, num_rows, shape, eps, 
         weights.down_scales, weights.down_bias, layer * hidden, hidden, added, hidden, not shape.apart,
         scratch.wide[thread],
     )  # fmt: skip
-    if layer + 1 < shape.layers:
+    if layer + 1 < shape.layers and shape.recurrent.layers > 0:
+        met = barrier(counters, met, num_threads)
+    elif layer + 1 < shape.layers:
         met = _barrier_before_qkv(layer + 1, met, thread, num_threads, shape, weights, counters)
     else:
         met = barrier_before(counters, met, thread, num_threads, weights.head, 0, shape.vocab, shape.hidden, 1)

@@ -10,7 +10,7 @@ not depend on which rows share its pass. Not for reading in a pass (`attention.p
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
 # (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,12 @@ from numba import types
 from numba.extending import intrinsic, overload
 
 from paceline.errors import InvalidParameter
+from paceline.models.architecture.recurrence import Recurrence
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import halves
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.kernel import OPTIONS, kernel
+from paceline.models.state_book import StateStore
 
 CACHE_DTYPES = ("float32", "float16", "int8")
 GROUP = 32
@@ -36,12 +38,14 @@ _HALF_IR = ir.HalfType()
 class NumbaCache:
     """Paged keys [pages, layers, kv_heads, head_dim, 16] and values [pages, layers, kv_heads, 16, head_dim].
 
+    Layers are those with attention.
+
     `stored` are keys and values [pages, elements] to use, parts of a larger cache; new ones by default.
     """
 
     def __init__(self, shape: Any, num_pages: int, dtype: str, stored: Stored | None = None) -> None:
         self.num_pages = num_pages
-        common = (num_pages, shape.layers, shape.kv_heads)
+        common = (num_pages, shape.cached, shape.kv_heads)
         keys, values = stored or (None, None)
         self.keys = _pages(keys, (*common, shape.head_dim, PAGE_SIZE), dtype)
         self.values = _pages(values, (*common, PAGE_SIZE, shape.head_dim), dtype)
@@ -76,7 +80,7 @@ class RoundedCache(NumbaCache):
     def __init__(self, shape: Any, num_pages: int, stored: Stored | None = None) -> None:
         self.num_pages, dim = num_pages, shape.head_dim
         size = PAGE_SIZE * row_bytes(dim)
-        common = (num_pages, shape.layers, shape.kv_heads)
+        common = (num_pages, shape.cached, shape.kv_heads)
         self.keys, self.values = (_pages(kind, (*common, size), "int8") for kind in stored or (None, None))
         codes, scales = self.keys[..., : dim * PAGE_SIZE], self.keys[..., dim * PAGE_SIZE :]
         self._keys = codes.reshape(*common, dim, PAGE_SIZE)
@@ -106,6 +110,44 @@ class RoundedCache(NumbaCache):
         self._keys[page, ..., place], self._key_scales[page, ..., place] = _rounded(keys.swapaxes(0, 1))
         codes, scales = _rounded(values.swapaxes(0, 1))
         self._rows[page, :, :, place] = np.concatenate([codes, scales.view(np.int8)], axis=-1)
+
+
+class StatefulCache(NumbaCache):
+    """`cache`, of a model with recurrent layers, with their states; see `HoldsStates`."""
+
+    def __init__(self, cache: NumbaCache, recurrence: Recurrence) -> None:
+        self._cache, self.store = cache, StateStore(recurrence)
+        self.num_pages, self.keys, self.values = cache.num_pages, cache.keys, cache.values
+        self.state_bytes = recurrence.num_bytes
+
+    def hold(self, num_states: int) -> None:
+        """See `HoldsStates.hold`."""
+        self.store.hold(num_states)
+
+    def can_resume(self, slot: int) -> bool:
+        """See `HoldsStates.can_resume`."""
+        return self.store.can_resume(slot)
+
+    def can_follow(self, slots: Iterable[int]) -> bool:
+        """See `HoldsStates.can_follow`."""
+        return self.store.can_follow(slots)
+
+    def only_time(self) -> None:
+        """See `HoldsStates.only_time`."""
+        self.store.only_time()
+
+    def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """See `NumbaCache.move`; states go to their new slots."""
+        self._cache.move(sources, destinations)
+        self.store.book.move(sources, destinations)
+
+    def read(self, slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """See `NumbaCache.read`."""
+        return self._cache.read(slots)
+
+    def write(self, slots: Sequence[int] | np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
+        """See `TakesKeys.write`."""
+        self._cache.write(slots, keys, values)
 
 
 def _rounded(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

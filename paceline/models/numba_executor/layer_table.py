@@ -1,6 +1,6 @@
 """The sizes of each layer as the kernels read them, and where its weights, keys and values begin.
 
-Layers that are all alike have the same table; a pass looks a layer's row up once. Not for sizes that all layers share
+A pass looks a layer's row up once. Recurrent layers have no attention: zeros. Not for sizes that all layers share
 (`forward.Shape`) or for weights (`weights.py`).
 """
 
@@ -34,6 +34,7 @@ class Heads(NamedTuple):
     page_dims: int
     attention_scale: np.float32
     attention_cap: np.float32
+    gated_attention: bool
 
 
 @kernel
@@ -41,7 +42,7 @@ def heads_of(sizes, shape):
     """The `Heads` of a layer, from its row of the table."""
     return Heads(
         shape.heads, sizes[KV_HEADS], sizes[HEAD_DIM], shape.qkv, shape.page_dims, shape.attention_scale,
-        shape.attention_cap,
+        shape.attention_cap, shape.gated_attention,
     )  # fmt: skip
 
 
@@ -49,12 +50,14 @@ def layer_table(config: ModelConfig) -> np.ndarray:
     """[layers, columns] int64."""
     layers, heads, hidden = range(config.num_hidden_layers), config.num_attention_heads, config.hidden_size
     table, each = np.zeros((len(layers), FIRST_DOWN + 1), np.int64), 2 if config.is_gated else 1
-    for layer in layers:
+    for layer in config.attention_layers:
         one, row = config.sizes(layer), table[layer]
-        row[[HEAD_DIM, KV_HEADS, INNER]] = one.head_dim, one.num_key_value_heads, one.intermediate_size
+        row[[HEAD_DIM, KV_HEADS]] = one.head_dim, one.num_key_value_heads
         row[[PROJECTED, VALUES]] = one.num_key_value_heads * one.has_keys, one.has_values
         row[ROTARY] = one.head_dim if config.layer_sizes else rotary_dim(config)
-        row[QKV] = padded_rows((heads + one.num_key_value_heads * (one.has_keys + one.has_values)) * one.head_dim)
+        own = heads * (1 + config.attention_gate) + one.num_key_value_heads * (one.has_keys + one.has_values)
+        row[QKV] = padded_rows(own * one.head_dim)
+    table[:, INNER] = [config.sizes(layer).intermediate_size for layer in layers]
     if config.position_embedding == "learned":
         table[:, ROTARY] = 0
     table[:, CACHE] = _before(table[:, PROJECTED] * table[:, HEAD_DIM])[[config.sizes(i).cache_layer for i in layers]]
@@ -70,9 +73,10 @@ def page_dims(table: np.ndarray) -> int:
     return int((table[:, PROJECTED] * table[:, HEAD_DIM]).sum())
 
 
-def row_size(table: np.ndarray, heads: int) -> int:
-    """Numbers of a row of queries, keys and values, with room for values that are not projected; whole panels."""
-    rows = (heads + 2 * table[:, PROJECTED]) * table[:, HEAD_DIM]
+def row_size(table: np.ndarray, queries: int) -> int:
+    """Numbers of a row of `queries` heads (gates included), keys and values, in whole panels; there is room for values
+    that are not projected."""
+    rows = (queries + 2 * table[:, PROJECTED]) * table[:, HEAD_DIM]
     return padded_rows(int(rows.max()))
 
 

@@ -18,7 +18,7 @@ from paceline.models.numba_executor.kv_cache import new_kv_cache, row_bytes
 class _Alike(NamedTuple):
     """Neighbouring layers with the same heads."""
 
-    layers: int
+    cached: int
     kv_heads: int
     head_dim: int
 
@@ -36,7 +36,7 @@ class VariedCache:
         self.num_pages = num_pages
         alike = [_Alike(len(list(same)), *one) for one, same in groupby(heads)]
         sizes = [
-            PAGE_SIZE * each.layers * each.kv_heads * (row_bytes(each.head_dim) if dtype == "int8" else each.head_dim)
+            PAGE_SIZE * each.cached * each.kv_heads * (row_bytes(each.head_dim) if dtype == "int8" else each.head_dim)
             for each in alike
         ]
         self.keys, self.values = (np.zeros((num_pages, sum(sizes)), dtype) for _ in range(2))

@@ -15,6 +15,7 @@ from paceline.disk import check_room
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.positions import frequencies, rotary_dim
+from paceline.models.architecture.recurrence import Recurrence
 from paceline.models.cache_dir import cache_dir
 from paceline.models.dtypes import has_blocks
 from paceline.models.files.bfloat16 import to_bfloat16
@@ -36,6 +37,7 @@ from paceline.models.numba_executor.layer_table import (
 )
 from paceline.models.numba_executor.linear import CLAMPED, GELU, GELU_ERF, SILU
 from paceline.models.numba_executor.operand import GROUP, ROUNDS, activations_of
+from paceline.models.numba_executor.recurrent import RecurrentWeights, recurrent_shape, recurrent_tensors
 from paceline.types import Progress
 
 Dtype = Literal["bfloat16", "float16", "float32", "int8", "w8a8", "gguf"]
@@ -76,7 +78,7 @@ def shape_of(config: ModelConfig) -> Shape:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=dim,
-        qkv=row_size(table, heads),
+        qkv=row_size(table, heads * (1 + config.attention_gate)),
         vocab=padded_rows(config.vocab_size),
         scored=config.vocab_size,
         experts=config.experts.num_experts if config.experts else 0,
@@ -95,6 +97,7 @@ def shape_of(config: ModelConfig) -> Shape:
         apart=apart,
         parallel=config.parallel,
         wide_norm=config.qk_norm and config.qk_norm_over == "all",
+        gated_attention=config.attention_gate,
         rotary=rotary_dim(config) if config.position_embedding == "rotary" else 0,
         tables=max(1, len(frequencies(config))),
         embedding_scale=np.float32(config.embedding_scale),
@@ -103,6 +106,8 @@ def shape_of(config: ModelConfig) -> Shape:
         logit_cap=np.float32(config.logit_softcap),
         page_dims=page_dims(table),
         layer_input=config.hidden_size_per_layer_input,
+        cached=len(config.attention_layers),
+        recurrent=recurrent_shape(config.recurrence),
     )
 
 
@@ -153,10 +158,11 @@ def stored_arrays(folder: Path, config: ModelConfig, dtype: str, mapped: bool = 
         _gather_blocks(arrays, folder, mapped)
     if config.tie_word_embeddings:
         arrays["head"], arrays["head_scales"] = arrays["embedding"], arrays["embedding_scales"]
-    experts, varied = (
-        [arrays.pop(name, _nothing(name, dtype)) for name in kind._fields] for kind in (ExpertWeights, VariedWeights)
+    kinds = (ExpertWeights, ""), (RecurrentWeights, "recurrent_"), (VariedWeights, "")
+    experts, recurrent, varied = (
+        kind(*[arrays.pop(f"{prefix}{name}", _nothing(name, dtype)) for name in kind._fields]) for kind, prefix in kinds
     )
-    return {**arrays, "experts": ExpertWeights(*experts), "varied": VariedWeights(*varied)}
+    return {**arrays, "experts": experts, "recurrent": recurrent, "varied": varied}
 
 
 def _gather_blocks(arrays: dict[str, Any], folder: Path, mapped: bool) -> None:
@@ -176,7 +182,8 @@ def _nothing(name: str, dtype: str) -> Any:
     return empty
 
 
-_PACKED = ("shared_gate_up", "shared_down", "input_tokens", "input_projection", "input_gate", "input_up")
+_PACKED = ("shared_gate_up", "shared_down", "input_tokens", "input_projection", "input_gate", "input_up",
+           "project", "out")  # fmt: skip
 """Matrices that only some models have."""
 
 
@@ -280,28 +287,36 @@ class _Matrix:
 
 
 def _matrices(config: ModelConfig, shape: Shape) -> list[_Matrix]:
-    def per_layer(name: str) -> list[list[str]]:
-        return [[f"model.layers.{i}.{name}.weight"] for i in range(shape.layers)]
+    def per_layer(layers: Sequence[int], *names: str) -> list[list[str]]:
+        return [[f"model.layers.{i}.{name}.weight" for name in names] for i in layers]
 
-    table, sizes = layer_table(config), [config.sizes(i) for i in range(shape.layers)]
+    table, every, attending = layer_table(config), range(shape.layers), list(config.attention_layers)
     attention = [
-        [f"model.layers.{i}.self_attn.{x}_proj.weight" for x in "q" + "k" * one.has_keys + "v" * one.has_values]
-        for i, one in enumerate(sizes)
-    ]
-    depths = (shape.heads * table[:, HEAD_DIM]).tolist()
+        [f"model.layers.{i}.self_attn.{x}_proj.weight"
+         for x in "q" + "k" * one.has_keys + "v" * one.has_values + "g" * config.attention_gate]
+        for i, one in ((i, config.sizes(i)) for i in attending)
+    ]  # fmt: skip
+    depths = (shape.heads * table[attending, HEAD_DIM]).tolist()
     matrices = [
         _Matrix("embedding", shape.vocab, shape.hidden, [["model.embed_tokens.weight"]]),
-        _Matrix("qkv", table[:, QKV].tolist(), shape.hidden, attention),
-        _Matrix("output", shape.hidden, depths, per_layer("self_attn.o_proj")),
+        _Matrix("qkv", table[attending, QKV].tolist(), shape.hidden, attention),
+        _Matrix("output", shape.hidden, depths, per_layer(attending, "self_attn.o_proj")),
     ]
     if width := shape.layer_input:
         matrices += [
             _Matrix("input_tokens", shape.vocab, shape.layers * width, [["model.embed_tokens_per_layer.weight"]]),
             _Matrix("input_projection", shape.layers * width, shape.hidden,
                     [["model.per_layer_model_projection.weight"]]),
-            _Matrix("input_gate", width, shape.hidden, per_layer("per_layer_input_gate")),
-            _Matrix("input_up", shape.hidden, width, per_layer("per_layer_projection")),
+            _Matrix("input_gate", width, shape.hidden, per_layer(every, "per_layer_input_gate")),
+            _Matrix("input_up", shape.hidden, width, per_layer(every, "per_layer_projection")),
         ]  # fmt: skip
+    if config.recurrence:
+        first, second = recurrent_tensors(config.recurrence)
+        r, layers = shape.recurrent, config.recurrence.layers
+        matrices += [
+            _Matrix("recurrent_project", r.columns, shape.hidden, per_layer(layers, *first)),
+            _Matrix("recurrent_out", shape.hidden, r.width, per_layer(layers, *second)),
+        ]
     layers = [f"model.layers.{i}.mlp" for i in range(shape.layers)]
     if config.experts:
         stems = [f"{layer}.experts.{e}" for layer in layers for e in range(shape.experts)]
@@ -367,7 +382,11 @@ def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.nda
     firsts = ["gate_proj.bias", "up_proj.bias"] if shape.gated else ["up_proj.bias"]
     yield "gate_up_bias", _stacked_biases(checkpoint, feed_forwards, names, firsts, interleave=shape.gated)
     queries = [f"self_attn.{x}_proj.bias" for x in "qkv"]
-    yield "qkv_bias", _stacked_biases(checkpoint, layers, names, queries, columns=shape.qkv)
+    attending = [layers[i] for i in checkpoint.config.attention_layers]
+    yield "qkv_bias", _stacked_biases(checkpoint, attending, names, queries, columns=shape.qkv)
+    if checkpoint.config.recurrence:
+        for name, values in _recurrent_vectors(checkpoint, checkpoint.config.recurrence):
+            yield f"recurrent_{name}", values
     if checkpoint.config.value_norm:
         yield "value_norm", np.ones(shape.head_dim, np.float32)
     if checkpoint.config.layer_scalars:
@@ -383,6 +402,23 @@ def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.nda
                            ("dense_out_norm", "shared_expert.out_norm"), ("expert_scales", "gate_scales")):  # fmt: skip
             yield name, of_layers(f"mlp.{part}.weight")
         yield "router_norm", of_layers("mlp.gate_norm.weight") * np.float32(shape.hidden**-0.5)
+
+
+def _recurrent_vectors(checkpoint: Checkpoint, recurrence: Recurrence) -> Iterator[tuple[str, np.ndarray]]:
+    """The vectors of `RecurrentWeights`."""
+    layers = [f"model.layers.{i}." for i in recurrence.layers]
+
+    def each(part: str) -> list[np.ndarray]:
+        return [checkpoint.tensor(layer + part) for layer in layers]
+
+    taps = each("linear_attn.conv1d.weight" if recurrence.is_delta else "conv.conv.weight")
+    yield "taps", _flat([np.ascontiguousarray(one.T) for one in taps])
+    if recurrence.is_delta:
+        gates = zip(each("linear_attn.in_proj_b.weight"), each("linear_attn.in_proj_a.weight"), strict=True)
+        yield "gates", _flat([np.concatenate(pair) for pair in gates])
+        yield "step_shift", _flat(each("linear_attn.dt.bias"))
+        yield "decay", _flat([-np.exp(one) for one in each("linear_attn.A_log.weight")])
+        yield "norm", _flat(each("linear_attn.norm.weight"))
 
 
 _NORMS = {

@@ -1,7 +1,7 @@
 """Paged keys and values in torch tensors, and masks of the slots that each row attends to."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import PAGE_SIZE, Rows
+from paceline.models.state_book import StateStore
 
 
 def unwritten_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -20,7 +21,7 @@ def unwritten_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dty
 
 
 class TorchKVCache:
-    """Keys and values [layers, slots, kv_heads, head_dim] in the model's own number format.
+    """Keys and values [layers with attention, slots, kv_heads, head_dim] in the model's own number format.
 
     Where the heads of layers differ they are [layers with keys, slots, 1, numbers of the widest layer].
     `spare_slots` follow those of the pages; they take the writes of padding rows.
@@ -31,7 +32,7 @@ class TorchKVCache:
     ) -> None:
         self._num_pages = num_pages
         slots = num_pages * PAGE_SIZE + spare_slots
-        shape = (config.num_hidden_layers, slots, config.num_key_value_heads, config.head_dim)
+        shape = (len(config.attention_layers), slots, config.num_key_value_heads, config.head_dim)
         if config.layer_sizes:
             widest = max(one.num_key_value_heads * one.head_dim for one in config.layer_sizes)
             shape = (config.num_cache_layers, slots, 1, widest)
@@ -70,6 +71,37 @@ class TorchKVCache:
 
     def _index(self, slots: Sequence[int] | np.ndarray) -> torch.Tensor:
         return torch.as_tensor(np.asarray(slots, dtype=np.int64), device=self.keys.device)
+
+
+class StatefulCache(TorchKVCache):
+    """A cache of a model with recurrent layers, whose states are in the memory of the host; see `HoldsStates`."""
+
+    def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(config, num_pages, device, dtype)
+        assert config.recurrence is not None
+        self.store = StateStore(config.recurrence)
+        self.state_bytes = self.store.state_bytes
+
+    def hold(self, num_states: int) -> None:
+        """See `HoldsStates.hold`."""
+        self.store.hold(num_states)
+
+    def can_resume(self, slot: int) -> bool:
+        """See `HoldsStates.can_resume`."""
+        return self.store.can_resume(slot)
+
+    def can_follow(self, slots: Iterable[int]) -> bool:
+        """See `HoldsStates.can_follow`."""
+        return self.store.can_follow(slots)
+
+    def only_time(self) -> None:
+        """See `HoldsStates.only_time`."""
+        self.store.only_time()
+
+    def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """See `TorchKVCache.move`; a state goes to its new slot."""
+        super().move(sources, destinations)
+        self.store.book.move(sources, destinations)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -14,8 +14,10 @@ from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.experts import Experts
 from paceline.models.architecture.family import SWIGLU_ALPHA, SWIGLU_LIMIT
 from paceline.models.architecture.positions import NO_TABLE, rope_table_of
+from paceline.models.state_book import StateSteps
 from paceline.models.torch_executor.attention import Attends, AttentionForm
 from paceline.models.torch_executor.cache import TorchKVCache
+from paceline.models.torch_executor.recurrent import GatedDeltaNet, ShortConvolution
 from paceline.models.torch_executor.split_layers import RowParallelLinear, Sum, alone
 
 
@@ -29,6 +31,7 @@ class Pass:
         attend: attention over the cache slots that each row attends to.
         query_factors: [M, 1, 1] factors on the rows' queries; None for none.
         layer_inputs: [M, layers, width] inputs of each layer's own (`varied_layers.py`); None for none.
+        states: the steps of recurrent layers; None without such layers.
     """
 
     angles: Sequence[tuple[Tensor, Tensor]]
@@ -37,6 +40,7 @@ class Pass:
     cache: TorchKVCache
     query_factors: Tensor | None = None
     layer_inputs: Tensor | None = None
+    states: StateSteps | None = None
 
 
 class RMSNorm(nn.Module):
@@ -104,6 +108,7 @@ class Attention(nn.Module):
         self.query = nn.Linear(hidden, self.heads * self.head_dim, bias=bias)
         self.key = nn.Linear(hidden, self.key_heads * self.head_dim, bias=bias)
         self.value = nn.Linear(hidden, self.key_heads * self.head_dim, bias=bias)
+        self.gate = nn.Linear(hidden, self.heads * self.head_dim, bias=False) if config.attention_gate else None
         self.out = RowParallelLinear(self.heads * self.head_dim, hidden, config.attention_out_bias, total)
         self.query_norm = _query_key_norm(config, self.heads)
         self.key_norm = _query_key_norm(config, self.key_heads)
@@ -123,7 +128,8 @@ class Attention(nn.Module):
         keys, values = step.cache.keys[layer], step.cache.values[layer]
         keys[step.slots] = key
         values[step.slots] = self.value(x).view(-1, self.key_heads, self.head_dim)
-        return self.out(step.attend(query, keys, values, with_sinks(self.form, self.sinks)).flatten(1))
+        mixed = step.attend(query, keys, values, with_sinks(self.form, self.sinks)).flatten(1)
+        return self.out(mixed if self.gate is None else mixed * torch.sigmoid(self.gate(x)))
 
     def _normed(self, x: Tensor, norm: nn.Module, heads: int) -> Tensor:
         """[M, heads, D] of x [M, heads * D], with its norm over all heads together or over each."""
@@ -222,13 +228,21 @@ def make_feed_forward(config: ModelConfig, total: Sum = alone) -> nn.Module:
     return MixtureOfExperts(config, config.experts, total) if config.experts else FeedForward(config, total)
 
 
+def _mixer(config: ModelConfig, number: int, total: Sum) -> Attention | ShortConvolution | GatedDeltaNet:
+    """What a layer has before its feed-forward: attention, or a state."""
+    recurrence = config.recurrence
+    if recurrence is None or number not in recurrence.layers:
+        return Attention(config, number, total)
+    return (GatedDeltaNet if recurrence.is_delta else ShortConvolution)(config, recurrence)
+
+
 class Layer(nn.Module):
     """One transformer block, norms where the config has them; `total` sums over the ranks that share it."""
 
     def __init__(self, config: ModelConfig, number: int, total: Sum = alone) -> None:
         super().__init__()
         self.attention_norm = make_norm(config) if config.pre_norms else nn.Identity()
-        self.attention = Attention(config, number, total)
+        self.attention = _mixer(config, number, total)
         self.attention_out_norm = make_norm(config) if config.post_norms else nn.Identity()
         self.feed_forward_norm = make_norm(config) if config.pre_norms else nn.Identity()
         self.feed_forward = make_feed_forward(config, total)

@@ -21,7 +21,7 @@ from paceline.models.base import NORMED, PAGE_SIZE, ForwardOutput, KVCache, Rows
 from paceline.models.dtypes import choose_dtype
 from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.torch_executor.attention import Attends, SegmentAttention, soft_cap
-from paceline.models.torch_executor.cache import SegmentView, TorchKVCache, segment_views
+from paceline.models.torch_executor.cache import SegmentView, StatefulCache, TorchKVCache, segment_views
 from paceline.models.torch_executor.layers import Pass, make_norm, row_angles
 from paceline.models.torch_executor.shard import Shard
 from paceline.models.torch_executor.split_layers import Sum, VocabularyParallelEmbedding, alone
@@ -99,6 +99,7 @@ class Stage:
         load_weights(self.stack, checkpoint, self.device, self.dtype, self.shard)
         self._frequencies = [torch.from_numpy(table).float().to(self.device) for table in frequencies(config)]
         self._windows = frozenset(config.windows or (0,))
+        self._places = self.shard.narrowed().layer_places
 
     @property
     def num_bytes(self) -> int:
@@ -107,7 +108,9 @@ class Stage:
 
     def new_cache(self, num_pages: int) -> TorchKVCache:
         """An empty cache for the shard's layers and key heads."""
-        return TorchKVCache(self.shard.narrowed(), num_pages, self.device, self.dtype)
+        config = self.shard.narrowed()
+        kind = StatefulCache if config.recurrence else TorchKVCache
+        return kind(config, num_pages, self.device, self.dtype)
 
     def with_layers(self, layers: Sequence[int]) -> "Stage":
         """A stage with the same weights that runs only those of `layers` that the shard has."""
@@ -163,7 +166,7 @@ class Stage:
         for i in self.running:
             if i in taps:
                 tapped[i] = x
-            x = self.stack.layers[str(i)](x, i - self.shard.layers.start, step)
+            x = self.stack.layers[str(i)](x, self._places[i - self.shard.layers.start], step)
         return x, tapped
 
     def finish(self, x: Tensor, logit_rows: np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
@@ -189,9 +192,12 @@ class Stage:
 
     def _pass(self, x: Tensor, rows: Rows, cache: TorchKVCache, attend: Attends) -> Pass:
         step = self.pass_over(self._tensor(rows.positions), self._tensor(rows.slots), attend, cache)
-        if self.stack.layer_inputs is None:
+        if self.stack.layer_inputs is not None:
+            step = replace(step, layer_inputs=self.stack.layer_inputs(self._tensor(rows.token_ids), x))
+        if not isinstance(cache, StatefulCache):
             return step
-        return replace(step, layer_inputs=self.stack.layer_inputs(self._tensor(rows.token_ids), x))
+        whole = len(self.running) == len(self.shard.layers)
+        return replace(step, states=cache.store.plan(rows, whole))
 
     def _tensor(self, values: np.ndarray | Tensor) -> Tensor:
         return torch.as_tensor(values, dtype=torch.long, device=self.device)

@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.recurrence import Recurrence
 
 _OUTPUT_SPLIT = {
     "query": "heads", "key": "key_heads", "value": "key_heads", "gate": "inner", "up": "inner",
@@ -86,6 +87,7 @@ class Shard:
         sizes: dict[str, Any] = {
             "windows": self.config.windows[layers.start : layers.stop],
             "layers_without_rope": tuple(i - layers.start for i in self.config.layers_without_rope if i in layers),
+            "recurrence": self._recurrence(),
             "num_hidden_layers": len(self.layers),
             "num_attention_heads": _length(self.heads),
             "num_key_value_heads": _length(self.key_heads),
@@ -95,6 +97,12 @@ class Shard:
         if self.config.experts and self.config.experts.shared_intermediate_size:
             sizes["experts"] = replace(self.config.experts, shared_intermediate_size=_length(self.shared_inner))
         return replace(self.config, **sizes)
+
+    def _recurrence(self) -> Recurrence | None:
+        """The recurrent layers among the shard's, numbered within it."""
+        whole = self.config.recurrence
+        own = tuple(i - self.layers.start for i in whole.layers if i in self.layers) if whole else ()
+        return replace(whole, layers=own) if whole and own else None
 
     def part(self, name: str, values: np.ndarray) -> np.ndarray:
         """This rank's slice of the whole tensor `values` of the parameter `name`, linear layers as [out, in]."""
@@ -145,6 +153,8 @@ def _obstacle(config: ModelConfig, size: int) -> str | None:
     keys = config.num_key_value_heads
     if size < 1:
         return f"{size} is not 1 or more"
+    if config.recurrence and size > 1:
+        return "recurrent layers cannot be shared by ranks yet"
     if config.qk_norm and config.qk_norm_over == "all" and size > 1:
         return "a norm over all queries cannot be shared by ranks yet"
     if config.layer_sizes and size > 1:

@@ -20,6 +20,13 @@ _NAMES = {
     "feed_forward.norm": "post_attention_layernorm",
     "input.gate": "per_layer_input_gate", "input.projection": "per_layer_projection",
     "input.norm": "post_per_layer_input_norm", "scalar": "layer_scalar",
+    "attention.gate": "self_attn.g_proj",
+    "attention.conv_in": "conv.in_proj", "attention.conv_taps": "conv.conv", "attention.conv_out": "conv.out_proj",
+    "attention.qkv": "linear_attn.in_proj_qkv", "attention.z": "linear_attn.in_proj_z",
+    "attention.beta": "linear_attn.in_proj_b", "attention.step": "linear_attn.in_proj_a",
+    "attention.taps": "linear_attn.conv1d", "attention.step_shift": "linear_attn.dt",
+    "attention.decay": "linear_attn.A_log", "attention.norm": "linear_attn.norm",
+    "attention.delta_out": "linear_attn.out_proj",
 }  # fmt: skip
 _FEED_FORWARD = {
     "router": "gate", "shared_gate": "shared_expert_gate", "shared": "shared_expert", "experts": "experts",

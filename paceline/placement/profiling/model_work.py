@@ -48,6 +48,10 @@ class ModelWork:
         if config.layer_sizes:
             problem = f"{config.model_type} has layers of different sizes, which this estimate does not know"
             raise UnsupportedModel(f"model_type: {problem}; profile another model")
+        if config.recurrence:
+            raise UnsupportedModel(
+                f"{config.model_type}: the cost of recurrent layers is not modelled; use another model"
+            )
         hidden, layers = config.hidden_size, config.num_hidden_layers
         heads = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
         feed_forward = (3 if config.mlp.startswith("gated") else 2) * hidden * config.intermediate_size

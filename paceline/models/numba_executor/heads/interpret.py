@@ -178,8 +178,8 @@ def _attend(number, op, first, count, num_threads, shape, batch, work, keys, val
     while start >= 0:
         last = min(start + size, total)
         attend_blocks(
-            start, last, op[WEIGHT] * shape.kv_heads * shape.head_dim, 0, work.floats[:0], thread, shape, rows, lent,
-            keys, values,
+            start, last, op[WEIGHT] * shape.kv_heads * shape.head_dim, 0, work.floats[:0], -1, thread, shape, rows,
+            lent, keys, values,
         )  # fmt: skip
         start = take(work.counters, number, size, total)
 

@@ -38,9 +38,10 @@ def shape_of_layers(layer: ModelConfig | None, num_layers: int) -> Shape:
         layer.num_attention_heads, layer.num_key_value_heads, layer.head_dim
     )  # fmt: skip
     return Shape(
-        layers=max(1, num_layers), hidden=0, inner=0, heads=heads, kv_heads=kv_heads, head_dim=dim,
-        qkv=padded_rows((heads + 2 * kv_heads) * dim), vocab=0, scored=0, experts=0, top_k=0, shared_inner=0,
-        norm_top_k=False, attention_scale=np.float32(dim**-0.5), page_dims=max(1, num_layers) * kv_heads * dim,
+        layers=max(1, num_layers), cached=max(1, num_layers), hidden=0, inner=0, heads=heads, kv_heads=kv_heads,
+        head_dim=dim, qkv=padded_rows((heads + 2 * kv_heads) * dim), vocab=0, scored=0, experts=0, top_k=0,
+        shared_inner=0, norm_top_k=False, attention_scale=np.float32(dim**-0.5),
+        page_dims=max(1, num_layers) * kv_heads * dim,
     )  # fmt: skip
 
 

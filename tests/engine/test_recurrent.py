@@ -1,0 +1,205 @@
+"""Models with recurrent layers: texts and log-probabilities that depend on the request alone, bit for bit.
+
+Not on drafts of any kind, on who else is served, on prefixes found in the cache, on chunks, on having been put off, or
+on states that were given up.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.engine import build, memory
+from paceline.errors import DrafterWarning, InvalidParameter, UnsupportedModel
+from paceline.models.architecture.recurrence import Recurrence
+from paceline.models.base import PAGE_SIZE
+from paceline.models.loaded import LoadedModel
+from paceline.models.numba_executor import weights
+from paceline.models.numba_executor.executor import NumbaModel
+from paceline.models.resolve import ModelSource
+from paceline.models.state_book import StateLost
+from paceline.models.torch_executor import TorchModel
+from paceline.types import SamplingParams
+from tests.engine.conftest import PROMPTS, run_all
+from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
+
+LAYERS = {"num_hidden_layers": 4, "head_dim": 32, "num_attention_heads": 4}
+CONVOLUTIONS = Recurrence((0, 2, 3), kernel=3, channels=64)
+DELTAS = Recurrence((0, 1, 3), 4, 2 * 2 * 16 + 4 * 32, key_heads=2, value_heads=4, key_dim=16, value_dim=32)
+GATED = small_config(**LAYERS, recurrence=DELTAS, attention_gate=True)
+KINDS = {
+    "convolutions": (small_config(**LAYERS, hidden_size=64, recurrence=CONVOLUTIONS), "float32"),
+    "deltas": (GATED, "float32"),
+    "deltas-w8a8": (GATED, "w8a8"),
+}
+ASKED = {"max_tokens": 40, "ignore_eos": True, "logprobs": 3}
+EACH = [SamplingParams(temperature=0, **ASKED), SamplingParams(temperature=0.9, top_p=0.95, seed=11, **ASKED)] * 2
+"""One for each prompt."""
+SUFFIX = {"method": "suffix", "policy": "fixed"}
+DRAFTS = {
+    "suffix": SUFFIX,
+    "chain": {"method": "draft_model", "model": "other", "policy": "fixed", "num_draft_tokens": 6},
+    "tree": {"method": "draft_model", "model": "other", "policy": "fixed", "options": {"tree": "dynamic", "topk": 2}},
+    "lookahead": {"method": "lookahead", "policy": "fixed"},
+    "layer_skip": {"method": "layer_skip", "policy": "fixed", "options": {"skip_layers": [1, 2]}},
+}
+
+
+class Noisy(RandomCheckpoint):
+    """Almost the weights of another: a draft that is right about half of the time."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.fingerprint += "-noisy"
+        rng = np.random.default_rng(1)
+        self._tensors = {
+            n: t + np.float32(0.05) * rng.standard_normal(t.shape, np.float32) for n, t in self._tensors.items()
+        }
+
+
+class Maker:
+    """(speculative, **engine config) -> an engine around one model, with a draft model that is called ``other``."""
+
+    def __init__(self, config, dtype):
+        self.models = [NumbaModel(one(config), dtype, num_threads=1) for one in (RandomCheckpoint, Noisy)]
+        self.source = ModelSource("random", RandomCheckpoint(config), ByteTokenizer())  # type: ignore[arg-type]
+
+    def load(self, *_):
+        return LoadedModel(self.source, self.models[1])
+
+    def __call__(self, speculative=None, room=1 << 22, **config):
+        settings = EngineConfig(**{"kv_cache_memory_bytes": room, "profile": "none"} | config)
+        loaded = LoadedModel(self.source, self.models[0])
+        return build.build_engine(loaded, settings, SpeculativeConfig.of(speculative))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def make_engine(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recurrent")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "cache_dir", lambda: folder)
+        make = Maker(*KINDS[request.param])
+        patch.setattr(build, "load", make.load)
+        yield make
+
+
+def told(outputs):
+    return [(output.token_ids, output.outputs[0].logprobs) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def plain(make_engine):
+    return told(run_all(make_engine(prefix_caching=False), params=EACH))
+
+
+@pytest.mark.parametrize("drafts", DRAFTS)
+def test_drafts_and_company_change_no_bit(make_engine, plain, drafts):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DrafterWarning)
+        alone = [run_all(make_engine(DRAFTS[drafts]), [p], own)[0] for p, own in zip(PROMPTS, EACH, strict=True)]
+        together = run_all(make_engine(DRAFTS[drafts]), params=EACH)
+    assert told(alone) == plain
+    assert told(together) == plain
+    assert sum(output.stats.num_draft_tokens for output in alone) > 0
+    if drafts in ("chain", "tree"):
+        accepted = sum(output.stats.num_accepted_tokens for output in together)
+        assert 5 < accepted < 0.9 * sum(output.stats.num_draft_tokens for output in together)
+
+
+def test_prefixes_found_in_the_cache_change_no_bit(make_engine):
+    """The answers of a first round are prompts of the second, whose pages passes with drafts wrote."""
+    engine = make_engine(SUFFIX)
+    first = run_all(engine, params=EACH)
+    longer = [[*output.prompt_token_ids, *output.token_ids] for output in first]
+    again = run_all(engine, longer, EACH)
+    assert sum(output.metrics.num_cached_tokens for output in again) >= 6 * PAGE_SIZE
+    assert told(again) == told(run_all(make_engine(prefix_caching=False), longer, EACH))
+
+
+@pytest.mark.parametrize("drafts", ["suffix", "chain"])
+@pytest.mark.parametrize("rows", [3, 16])
+def test_chunks_change_no_bit(make_engine, plain, rows, drafts):
+    assert told(run_all(make_engine(DRAFTS[drafts], max_num_batched_tokens=rows), params=EACH)) == plain
+
+
+def test_being_put_off_changes_no_bit(make_engine, monkeypatch):
+    monkeypatch.setattr(memory, "_SPARE_STATES", 0)
+    longer = [SamplingParams(temperature=0, **ASKED | {"max_tokens": 350})] * 4
+    cache = make_engine.models[0].new_cache(1)
+    room = max(25 * cache.num_bytes + 8 * cache.state_bytes, 2 * 8 * cache.state_bytes)
+    engine = make_engine(SUFFIX, room, max_num_seqs=4, max_model_len=25 * PAGE_SIZE)
+    outputs = run_all(engine, params=longer)
+    assert engine.metrics.num_preemptions > 0
+    assert told(outputs) == told(run_all(make_engine(prefix_caching=False), params=longer))
+
+
+def test_several_samples_of_a_prompt_are_those_of_separate_requests(make_engine):
+    prompt, asked = (
+        list(b"the cat sat on the mat, the cat sat"),
+        {"temperature": 0.9, "max_tokens": 20, "ignore_eos": True},
+    )
+    [whole] = run_all(make_engine(SUFFIX), [prompt], [SamplingParams(n=3, seed=5, **asked)])
+    [plain] = run_all(make_engine(prefix_caching=False), [prompt], [SamplingParams(n=3, seed=5, **asked)])
+    assert [one.token_ids for one in whole.outputs] == [one.token_ids for one in plain.outputs]
+
+
+def test_lost_states_are_computed_again(make_engine, plain):
+    """Fewer states than the scheduler was told of: passes fail for want of them, and no text changes."""
+    engine = make_engine(SUFFIX)
+    lost = 0
+
+    def plan(rows, whole=True, real=engine.cache.store.book.plan):
+        nonlocal lost
+        if lost < 3 and rows.positions.max() > 20 + 10 * lost:
+            lost += 1
+            raise StateLost("as if it had been given up")
+        return real(rows, whole)
+
+    engine.cache.store.book.plan = plan
+    assert told(run_all(engine, params=EACH)) == plain
+    assert lost == 3
+
+
+def test_a_state_that_is_lost_every_time_ends_the_requests_with_an_error(make_engine):
+    engine = make_engine(SUFFIX)
+
+    def plan(rows, whole=True):
+        raise StateLost("never there")
+
+    engine.cache.store.book.plan = plan
+    outputs = run_all(engine, PROMPTS[:1], [EACH[0]])
+    assert outputs[0].outputs[0].finish_reason == "error"
+
+
+def test_a_cache_of_few_bytes_runs_fewer_requests(make_engine):
+    cache = make_engine.models[0].new_cache(1)
+    engine = make_engine(room=max(6 * cache.state_bytes + cache.num_bytes, 12 * cache.state_bytes), max_model_len=1)
+    assert engine.cache.store.book.num_states >= 6
+    few = make_engine(room=200 * cache.state_bytes + 64 * cache.num_bytes, max_num_seqs=200)
+    held = few.cache.store.book.num_states
+    assert few.scheduler.config.max_num_seqs == (held - 2) // 2 < 200
+    assert held * cache.state_bytes + few.cache.num_bytes <= 200 * cache.state_bytes + 64 * cache.num_bytes
+
+
+def test_the_torch_executor_says_the_same(make_engine, plain):
+    checkpoint = make_engine.source.checkpoint
+    loaded = LoadedModel(make_engine.source, TorchModel(checkpoint))
+    if make_engine.models[0].dtype_choice.name != "float32":
+        pytest.skip("rounded weights are another model")
+    settings = EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none")
+    for drafts in (None, SUFFIX):
+        engine = build.build_engine(loaded, settings, SpeculativeConfig.of(drafts))
+        [output] = run_all(engine, PROMPTS[:1], EACH[:1])
+        assert output.token_ids == plain[0][0]
+
+
+@pytest.mark.parametrize("how", [{"device": "cuda:0"}, {"executor": "torch", "tensor_parallel_size": 2}])
+def test_executors_without_recurrent_layers_refuse_them(make_engine, how):
+    with pytest.raises(UnsupportedModel, match="recurrent layers, which run in one process"):
+        build.load_executor(make_engine.source.checkpoint, EngineConfig(**how), "random", lambda *_: None)
+
+
+def test_a_draft_that_reads_a_window_of_keys_is_refused(make_engine):
+    with pytest.raises(InvalidParameter, match="recurrent"):
+        make_engine({"method": "sparse_cache"})
