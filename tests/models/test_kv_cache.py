@@ -74,14 +74,14 @@ def test_keys_that_are_given_are_kept_as_those_that_are_computed(kept):
 
 def test_given_numbers_are_rounded_as_a_pass_rounds_them():
     rng, dim, cache = np.random.default_rng(1), Sizes.head_dim, new_kv_cache(Sizes, 2, "int8")
-    source = (rng.standard_normal((Sizes.layers, 2, Sizes.kv_heads, dim)) * 3).astype(np.float32)
+    source = (rng.standard_normal((Sizes.cached, 2, Sizes.kv_heads, dim)) * 3).astype(np.float32)
     source[0, 0] = 0
     cache.write([3, 17], source, source[..., ::-1])
     size = cache.keys.shape[-1]
     other = new_kv_cache(Sizes, 2, "int8")
-    for layer, number, head in np.ndindex(Sizes.layers, 2, Sizes.kv_heads):
+    for layer, number, head in np.ndindex(Sizes.cached, 2, Sizes.kv_heads):
         one, (page, place) = source[layer, number, head], divmod((3, 17)[number], PAGE_SIZE)
-        start = ((page * Sizes.layers + layer) * Sizes.kv_heads + head) * size
+        start = ((page * Sizes.cached + layer) * Sizes.kv_heads + head) * size
         write(flat(other.keys), flat(other.values), start, place, dim, np.concatenate([one, one[::-1]]))
     np.testing.assert_array_equal(cache.keys, other.keys)
     np.testing.assert_array_equal(cache.values, other.values)
