@@ -22,7 +22,13 @@ def small_config(model_type: str = "llama", **changes) -> ModelConfig:
 
 
 def mixture_config(model_type: str = "qwen2_moe", **changes) -> ModelConfig:
-    """A small mixture of experts, as `small_config`."""
+    """A small mixture of experts, as `small_config`; that of GLM-4.5 has one dense layer before two others."""
+    if model_type == "glm4_moe":
+        experts = Experts(
+            8, 2, True, 64, scoring_func="sigmoid", e_score_correction_bias=True, n_group=4, topk_group=2,
+            routed_scaling_factor=1.75, shared_expert_gate=False, first_k_dense_replace=1, dense_intermediate_size=160,
+        )  # fmt: skip
+        return small_config(model_type, **({"experts": experts, "intermediate_size": 96} | changes))
     shared = 64 if model_type == "qwen2_moe" else 0
     experts = Experts(num_experts=8, num_experts_per_tok=2, norm_topk_prob=not shared, shared_intermediate_size=shared)
     bias = model_type == "qwen2_moe"

@@ -24,6 +24,9 @@ NEOX = {key: value for key, value in SIZES.items() if key != "num_key_value_head
 }
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+DENSE_FIRST = {"moe_intermediate_size": 32, "head_dim": 16}
+ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True, "routed_scaling_factor": 1.75}
+GROUPED = {"n_group": 4, "topk_group": 2}
 USUAL = {"query_pre_attn_scalar": 16}
 """The head's size: another scale of Gemma's queries cannot be said in GGUF. Nor can StarCoder2's window."""
 GEMMA = {**SIZES, "head_dim": 16, "query_pre_attn_scalar": 24}
@@ -87,6 +90,17 @@ def _configs():
             rope_parameters=LLAMA3),
         "glm": t.GlmConfig(**SIZES, head_dim=16, **ENDS),
         "glm4": t.Glm4Config(**SIZES, head_dim=16, **ENDS),
+        "glm4_moe": t.Glm4MoeConfig(**SIZES | DENSE_FIRST, **ROUTED, **ENDS, attention_bias=True),
+        "glm4_moe-large": t.Glm4MoeConfig(
+            **SIZES | DENSE_FIRST | ROUTED | GROUPED | {"num_hidden_layers": 3}, **ENDS, first_k_dense_replace=2,
+            n_shared_experts=2, use_qk_norm=True, num_mtp_layers=0),
+        "dots1": t.Dots1Config(
+            **SIZES | DENSE_FIRST | ROUTED, **ENDS, first_k_dense_replace=1, n_shared_experts=2, sliding_window=None),
+        "dots1-grouped": t.Dots1Config(
+            **SIZES | DENSE_FIRST | ROUTED | GROUPED | {"norm_topk_prob": False}, **ENDS, **WINDOW, n_shared_experts=1,
+            max_window_layers=1),
+        "ernie4_5_moe": t.Ernie4_5_MoeConfig(
+            **SIZES | DENSE_FIRST, **ENDS, moe_num_experts=6, moe_k=3, moe_num_shared_experts=2),
         "seed_oss": t.SeedOssConfig(**SIZES, head_dim=16),
         "ernie4_5": t.Ernie4_5Config(**SIZES, head_dim=16),
         "starcoder2": t.Starcoder2Config(**SIZES, **WINDOW, **ENDS),
@@ -121,6 +135,9 @@ def tiny_models(tmp_path_factory):
         for name, parameter in model.named_parameters():
             is_scale = parameter.ndim == 1 and name.endswith("weight")
             torch.nn.init.normal_(parameter, mean=1.0 if is_scale else 0.0, std=STDS.get(name.rsplit(".", 1)[-1], 0.2))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                torch.nn.init.normal_(buffer, std=0.2)
         folder = tmp_path_factory.mktemp(family)
         model.save_pretrained(folder)
         models[family] = (folder, model)

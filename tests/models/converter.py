@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss", "seed_oss": "seed_oss", "ernie4_5": "ernie4_5", "starcoder2": "starcoder2",
     "stablelm": "stablelm", "cohere": "command-r", "cohere2": "cohere2", "gpt_neox": "gptneox",
     "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl", "granitemoehybrid": "granite",
+    "glm4_moe": "glm4moe", "dots1": "dots1", "ernie4_5_moe": "ernie4_5-moe",
 }  # fmt: skip
 IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoehybrid", "ministral3")
 _LLAMA_KEYS = {
@@ -38,6 +39,12 @@ _LLAMA_KEYS = {
     "n_layer": "block_count", "n_positions": "context_length", "n_embd": "embedding_length",
     "n_head": "attention.head_count", "layer_norm_epsilon": "attention.layer_norm_epsilon",
     "norm_epsilon": "attention.layer_norm_epsilon", "layer_norm_eps": "attention.layer_norm_epsilon",
+    "n_routed_experts": "expert_count", "moe_num_experts": "expert_count", "moe_k": "expert_used_count",
+    "first_k_dense_replace": "leading_dense_block_count", "moe_layer_start_index": "leading_dense_block_count",
+    "n_shared_experts": "expert_shared_count", "moe_num_shared_experts": "expert_shared_count",
+    "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
+    "routed_scaling_factor": "expert_weights_scale", "norm_topk_prob": "expert_weights_norm",
+    "moe_layer_interval": "interleave_moe_layer_step", "num_nextn_predict_layers": "nextn_predict_layers",
     "use_parallel_residual": "use_parallel_residual", "logit_scale": "logit_scale",
 }  # fmt: skip
 
@@ -73,7 +80,12 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
         del values["expert_used_count"]
     if kind == "gpt2":
         return values | {"feed_forward_length": config["n_inner"] or 4 * config["n_embd"]}
-    if kind in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2"):
+    if kind in ("glm4_moe", "dots1"):
+        values["expert_gating_func"] = int(gguf.ExpertGatingFuncType.SIGMOID)
+    if kind == "ernie4_5_moe":  # as the converter has it, which llama.cpp then does not use as the width
+        values["expert_shared_feed_forward_length"] = config["intermediate_size"] // config["num_key_value_heads"]
+    values["block_count"] += values.get("nextn_predict_layers", 0)
+    if kind in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2", "dots1"):
         values.pop("attention.sliding_window", None)  # the converter leaves it out, llama.cpp has none there
     rope = config["rope_parameters"]
     full = rope.get("full_attention", rope)
@@ -128,6 +140,8 @@ def _tensors(config: dict[str, Any], stored: dict[str, np.ndarray]) -> Iterator[
         stored = {name: _heads_together(config, name, values) for name, values in stored.items()}
     stored = _gpt_oss(stored) if kind == "gpt_oss" else _experts_together(stored)
     for name, values in stored.items():
+        if name.endswith(".e_score_correction_bias"):
+            name, values = name.replace("correction_bias", "correction.bias"), values.reshape(-1)
         found = names.get_name(name, (".weight", ".bias"))
         assert found is not None, name
         yield found, _changed(config, name, values)

@@ -20,6 +20,7 @@ FAMILIES = [
     "starcoder2", "stablelm", "gpt_oss",
     "cohere", "cohere2", "gpt_neox", "gpt_neox-serial",
     "qwen2_5_vl_text", "qwen3_vl_text", "granitemoehybrid",
+    "glm4_moe", "glm4_moe-large", "dots1", "dots1-grouped", "ernie4_5_moe",
 ]  # fmt: skip
 TOLERANCE = 1e-4
 PAGES = (3, 0, 5)

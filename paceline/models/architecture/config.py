@@ -169,6 +169,11 @@ class ModelConfig:
             and not self.attention_sinks and not self.parallel and not self.query_growth
         )  # fmt: skip
 
+    @property
+    def dense_size(self) -> int:
+        """Width of the feed-forward of layers without experts."""
+        return self.experts.dense_intermediate_size if self.experts else self.intermediate_size
+
     def window(self, layer: int) -> int:
         """Sliding window of `layer` in keys; 0 for full attention."""
         return self.windows[layer] if self.windows else 0
@@ -237,7 +242,9 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
     head_dim = own.whole("attention.key_length", max(hidden // heads, 1), most=_WIDEST_HEAD)
     own.expect("attention.value_length", head_dim)
     longest = own.whole("context_length")
-    experts, inner = experts_from_gguf(family.model_type, own) or (None, own.whole("feed_forward_length"))
+    experts, inner = experts_from_gguf(family.model_type, own, shapes, layers) or (
+        None, own.whole("feed_forward_length")
+    )  # fmt: skip
     eps = "attention.layer_norm_epsilon" if "attention.layer_norm_epsilon" in own else _RMS_EPSILON
     vocab_size = shapes.get("token_embd.weight", (0,))[0]
     fields: dict[str, Any] = {
@@ -251,6 +258,8 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
         "experts": experts,
     }  # fmt: skip
     fields |= family.gguf_parts(own) | _gguf_tokens(metadata, vocab_size)
+    if "blk.0.attn_q_norm.weight" in shapes and family.norms_asked:
+        fields["qk_norm"] = True
     if "blk.0.attn_q_norm.weight" in shapes and not fields.get("qk_norm"):
         raise refuse("attn_q_norm", f"a norm of queries is not implemented for {family.architecture}")
     if fields.get("position_embedding") != "learned":

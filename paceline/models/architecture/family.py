@@ -48,6 +48,7 @@ class Family:
         gguf_window: the window of GGUF files that state none; 0 for full attention.
         turns_windows: whether, in models with windows, only the layers with a window have rotary positions.
         turns_part: whether ``partial_rotary_factor`` is supported.
+        norms_asked: whether only models that ask for them (``use_qk_norm``) have norms of queries and keys.
         yarn_truncates: YaRN's ``truncate``, of which GGUF says nothing.
         parts: fields of `ModelConfig` that differ, from ``config.json``. gguf_parts: the same from GGUF.
     """
@@ -74,6 +75,7 @@ class Family:
     gguf_window: int = 0
     turns_windows: bool = False
     turns_part: bool = False
+    norms_asked: bool = False
     yarn_truncates: bool = True
     parts: Callable[[Fields], dict[str, Any]] = _as_llama
     gguf_parts: Callable[[Fields], dict[str, Any]] = _as_llama
@@ -87,7 +89,8 @@ GGUF_PARTS: Mapping[str, str] = {
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "self_attn.sinks": "attn_sinks", "self_attn.out_norm": "post_attention_norm", "mlp.out_norm": "post_ffw_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.gate": "ffn_gate_inp", "mlp.gate.e_score_correction": "exp_probs_b",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps",

@@ -25,7 +25,7 @@ def each_tensor(config: ModelConfig) -> Iterator[Named]:
     if config.position_embedding == "learned":
         yield "model.position_embeddings.weight", (config.max_position_embeddings, hidden)
     for i in range(config.num_hidden_layers):
-        for name, shape in _layer(config):
+        for name, shape in _layer(config, i):
             yield f"model.layers.{i}.{name}", shape
     yield from _norm(config, "model.norm")
     if not config.tie_word_embeddings:
@@ -45,7 +45,7 @@ def check_depth(config: ModelConfig, num_tensors: int, source: object) -> None:
         )
 
 
-def _layer(config: ModelConfig) -> Iterator[Named]:
+def _layer(config: ModelConfig, number: int) -> Iterator[Named]:
     if config.pre_norms:
         yield from _norm(config, "input_layernorm")
     yield from _attention(config)
@@ -53,7 +53,7 @@ def _layer(config: ModelConfig) -> Iterator[Named]:
         yield from _norm(config, "self_attn.out_norm")
     if config.pre_norms:
         yield from _norm(config, "post_attention_layernorm")
-    if config.experts:
+    if config.experts and number >= config.experts.first_k_dense_replace:
         yield from expert_shapes(config.experts, config.hidden_size, config.intermediate_size)
     else:
         yield from _feed_forward(config)
@@ -81,7 +81,7 @@ def _attention(config: ModelConfig) -> Iterator[Named]:
 
 
 def _feed_forward(config: ModelConfig) -> Iterator[Named]:
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden, inner = config.hidden_size, config.dense_size
     for part in ("gate_proj", "up_proj") if config.is_gated else ("up_proj",):
         yield from _linear(f"mlp.{part}", inner, hidden, config.mlp_bias)
     yield from _linear("mlp.down_proj", hidden, inner, config.mlp_bias)

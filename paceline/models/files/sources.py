@@ -128,7 +128,7 @@ def check_complete(sources: Iterator[tuple[str, Source]], found: Mapping[str, tu
             missing.append(source.name)
             if len(missing) == _MOST_NAMED:
                 break
-        elif tuple(shape) != source.file_shape:
+        elif tuple(shape) not in (source.file_shape, (1, *source.file_shape)):
             raise CorruptWeights(
                 f"{file}: {source.name} has shape {tuple(shape)}, the configuration says {source.file_shape}; "
                 "configuration and weights are of different models, download both again"
@@ -139,11 +139,14 @@ def check_complete(sources: Iterator[tuple[str, Source]], found: Mapping[str, tu
     return out
 
 
-def check_transformers_layers(config: ModelConfig, names: Iterable[str], folder: object) -> None:
-    """Raise CorruptWeights where the tensors `names` of a model folder have more layers than the config."""
+def check_transformers_layers(
+    config: ModelConfig, names: Iterable[str], folder: object, predicting: int = 0
+) -> None:  # fmt: skip
+    """Raise CorruptWeights where the tensors `names` of a model folder have more layers than the config, and than the
+    layers for multi-token prediction after these (``num_nextn_predict_layers``), which are left out."""
     family = family_of(config.model_type)
     field = family.keys.get("num_hidden_layers", "num_hidden_layers")
-    _check_layers(config.num_hidden_layers, names, family.layers, field, folder)
+    _check_layers(config.num_hidden_layers + predicting, names, family.layers, field, folder)
 
 
 def check_gguf_layers(config: ModelConfig, metadata: Mapping[str, Any], names: Iterable[str], file: object) -> None:
@@ -158,7 +161,7 @@ def check_gguf_layers(config: ModelConfig, metadata: Mapping[str, Any], names: I
 def _check_layers(said: int, names: Iterable[str], layer: str, field: str, file: object) -> None:
     """Refuse layers that would be left out: the text would be another model's.
 
-    In model folders, layers for multi-token prediction begin with another prefix (``mtp.``, ``model.mtp_layers.``).
+    In most model folders, layers for multi-token prediction have another prefix (``mtp.``, ``model.mtp_layers.``).
     """
     number = re.compile(re.escape(layer).replace(r"\{\}", "([0-9]{1,9})") + r"\.")
     stored = 1 + max((int(found[1]) for name in names if (found := number.match(name))), default=-1)

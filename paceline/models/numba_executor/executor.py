@@ -142,8 +142,11 @@ class NumbaModel:
 
     @property
     def experts_touched(self) -> np.ndarray:
-        """Number of experts used in each layer of the latest pass [layers]; 0 before the first and for dense models."""
-        return self._scratch[0].experts.touched.copy() if self._scratch else np.zeros(self._shape.layers, np.int64)
+        """Number of experts used in each layer that has experts, in the latest pass; 0 before the first and for dense
+        models."""
+        if self._scratch:
+            return self._scratch[0].experts.touched.copy()
+        return np.zeros(self._shape.layers - self._shape.dense_layers, np.int64)
 
     def close(self) -> None:
         """End the threads of the team."""
@@ -259,7 +262,7 @@ def _new_scratch(
         normed=operand(max(rows, asked) * shape.hidden),
         qkv=floats(rows * shape.qkv),
         mixed=operand(rows * shape.heads * shape.head_dim),
-        inner=operand(rows * shape.inner),
+        inner=operand(rows * max(shape.inner, shape.dense_inner)),
         logits=floats(asked * shape.vocab),
         peaks=np.zeros(asked * num_threads, np.int64),
         taps=floats(tapped_rows * shape.hidden),
@@ -267,7 +270,8 @@ def _new_scratch(
         row=floats(num_threads, shape.hidden),
         gate_up=floats(num_threads, rows * 2 * PANEL),
         wide=floats(
-            num_threads, PANEL * max(shape.hidden, shape.inner, shape.shared_inner, shape.heads * shape.head_dim)
+            num_threads,
+            PANEL * max(shape.hidden, shape.inner, shape.shared_inner, shape.dense_inner, shape.heads * shape.head_dim),
         ),
         attention=new_attention_scratch(num_threads, context, shape.head_dim),
         experts=_expert_scratch(shape, operand, rows),
@@ -284,6 +288,8 @@ def _expert_scratch(shape: Shape, operand: MakeOperand, rows: int) -> ExpertScra
     pairs, shared_rows = rows * shape.top_k, rows * bool(shape.shared_inner)
     return ExpertScratch(
         logits=floats(rows * shape.experts),
+        wanted=floats(rows * shape.experts),
+        groups=floats(rows * shape.groups),
         chosen=numbers(pairs),
         shares=floats(pairs),
         shared_shares=floats(shared_rows),
@@ -296,5 +302,5 @@ def _expert_scratch(shape: Shape, operand: MakeOperand, rows: int) -> ExpertScra
         out=floats(pairs * shape.hidden),
         shared_inner=operand(shared_rows * shape.shared_inner),
         shared_out=floats(shared_rows * shape.hidden),
-        touched=numbers(shape.layers),
+        touched=numbers(shape.layers - shape.dense_layers),
     )

@@ -39,9 +39,12 @@ class Shape(NamedTuple):
     """Sizes of the model; `qkv`, `vocab` are padded to whole panels, `scored` is the vocabulary without the padding.
 
     With `experts` above 0 every layer has that many feed-forwards of width `inner`, of which a row takes `top_k`, and
-    one of width `shared_inner` (0 for none) that all rows take; `norm_top_k` rescales the chosen ones' shares to 1.
+    one of width `shared_inner` (0 for none) that all rows take; `norm_top_k` rescales the chosen ones' shares to 1. But
+    the first `dense_layers` have one feed-forward of width `dense_inner`.
 
     Attributes:
+        sigmoid: scores of experts are sigmoids instead of a softmax. groups, groups_kept: see `Experts.n_group`.
+        routed_scale: factor on shares.
         attention_scale, attention_cap: of scores; a cap of 0 is none, here and for logits.
         query_growth, query_growth_every: see `ModelConfig`.
         activation, gated: of the feed-forward, with or without a gate.
@@ -82,6 +85,12 @@ class Shape(NamedTuple):
     residual_scale: np.float32 = _ONE
     logit_scale: np.float32 = _ONE
     logit_cap: np.float32 = np.float32(0)
+    sigmoid: bool = False
+    groups: int = 1
+    groups_kept: int = 1
+    routed_scale: np.float32 = _ONE
+    dense_layers: int = 0
+    dense_inner: int = 0
 
 
 class Weights(NamedTuple):
@@ -332,23 +341,37 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
         )  # fmt: skip
     if shape.experts > 0:
         met = barrier(counters, met, num_threads)
-        return experts_forward(phase + 6, layer, met, thread, num_threads, num_rows, shape, weights, scratch)
+        if layer >= shape.dense_layers:
+            return experts_forward(
+                phase + 6, layer - shape.dense_layers, met, thread, num_threads, num_rows, shape, weights, scratch
+            )  # fmt: skip
+        own = weights.experts
+        return _feed_forward(
+            phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added, shape.dense_inner,
+            own.dense_gate_up, own.dense_gate_up_scales, own.dense_down, own.dense_down_scales,
+        )  # fmt: skip
     met = barrier_before(counters, met, thread, num_threads, weights.gate_up, layer, inner, hidden, each)
-    return _feed_forward(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added)
+    return _feed_forward(
+        phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added, shape.inner,
+        weights.gate_up, weights.gate_up_scales, weights.down, weights.down_scales,
+    )  # fmt: skip
 
 
 @kernel
-def _feed_forward(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added):
+def _feed_forward(
+    phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added, inner, gate_up,
+    gate_up_scales, down, down_scales,
+):  # fmt: skip
     """The dense feed-forward block of normed rows; returns the count of barriers met."""
     counters = scratch.counters
     inner_product(
-        counters, phase + 6, thread, num_threads, num_rows, shape, scratch.normed, weights.gate_up,
-        weights.gate_up_scales, weights.gate_up_bias, layer, shape.inner, scratch, scratch.inner,
+        counters, phase + 6, thread, num_threads, num_rows, shape, scratch.normed, gate_up, gate_up_scales,
+        weights.gate_up_bias, layer, inner, scratch, scratch.inner,
     )  # fmt: skip
-    met = barrier_before(counters, met, thread, num_threads, weights.down, layer, shape.hidden, shape.inner, 1)
+    met = barrier_before(counters, met, thread, num_threads, down, layer, shape.hidden, inner, 1)
     product(
-        counters, phase + 7, thread, num_threads, scratch.inner, num_rows, shape.inner, weights.down,
-        weights.down_scales, weights.down_bias, layer, shape.hidden, added, not shape.apart, scratch.wide[thread],
+        counters, phase + 7, thread, num_threads, scratch.inner, num_rows, inner, down, down_scales, weights.down_bias,
+        layer, shape.hidden, added, not shape.apart, scratch.wide[thread],
     )  # fmt: skip
     if layer + 1 < shape.layers:
         met = barrier_before(counters, met, thread, num_threads, weights.qkv, layer + 1, shape.qkv, shape.hidden, 1)

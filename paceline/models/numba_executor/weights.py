@@ -47,10 +47,12 @@ def shape_of(config: ModelConfig) -> Shape:
     apart = config.post_norms or config.residual_scale != 1.0 or config.parallel
     if (apart and config.experts) or (config.post_norms and config.norm == "layer"):
         raise UnsupportedModel(f"post_norms, residual_scale: not beside experts or layer norms here; {remedy}")
-    shared = config.experts.shared_intermediate_size if config.experts else 0
+    mixture = config.experts
+    shared, dense = (mixture.shared_intermediate_size, mixture.dense_intermediate_size) if mixture else (0, 0)
     for name, value, size in (
         ("hidden_size", config.hidden_size, PANEL), ("intermediate_size", config.intermediate_size, PANEL),
-        ("shared_expert_intermediate_size", shared, PANEL), ("head_dim", config.head_dim, 16),
+        ("shared_expert_intermediate_size", shared, PANEL), ("intermediate_size", dense, PANEL),
+        ("head_dim", config.head_dim, 16),
     ):  # fmt: skip
         if value % size:
             raise UnsupportedModel(f"{name}: {value} is not a multiple of {size}; {remedy}")
@@ -65,10 +67,10 @@ def shape_of(config: ModelConfig) -> Shape:
         qkv=padded_rows((heads + 2 * kv_heads) * dim),
         vocab=padded_rows(config.vocab_size),
         scored=config.vocab_size,
-        experts=config.experts.num_experts if config.experts else 0,
-        top_k=config.experts.num_experts_per_tok if config.experts else 0,
+        experts=mixture.num_experts if mixture else 0,
+        top_k=mixture.num_experts_per_tok if mixture else 0,
         shared_inner=shared,
-        norm_top_k=bool(config.experts and config.experts.norm_topk_prob),
+        norm_top_k=bool(mixture and mixture.norm_topk_prob),
         attention_scale=np.float32(config.attention_scale or dim**-0.5),
         attention_cap=np.float32(config.attention_softcap),
         query_growth=np.float32(config.query_growth),
@@ -87,6 +89,12 @@ def shape_of(config: ModelConfig) -> Shape:
         residual_scale=np.float32(config.residual_scale),
         logit_scale=np.float32(config.logit_scale),
         logit_cap=np.float32(config.logit_softcap),
+        sigmoid=bool(mixture and mixture.scoring_func == "sigmoid"),
+        groups=mixture.n_group if mixture else 1,
+        groups_kept=mixture.topk_group if mixture else 1,
+        routed_scale=np.float32(mixture.routed_scaling_factor if mixture else 1),
+        dense_layers=mixture.first_k_dense_replace if mixture else 0,
+        dense_inner=dense,
     )
 
 
@@ -149,7 +157,7 @@ def _gather_blocks(arrays: dict[str, Any], folder: Path, mapped: bool) -> None:
 
 def _nothing(name: str, dtype: str) -> Any:
     """An empty array of the type that `name` has in models with experts, read-only as a mapped one is."""
-    packed = name in ("shared_gate_up", "shared_down")
+    packed = name in ("shared_gate_up", "shared_down", "dense_gate_up", "dense_down")
     if packed and dtype == BLOCKS:
         return no_matrix()
     empty = np.zeros(0, STORED[dtype] if packed else np.float32)
@@ -254,11 +262,14 @@ def _matrices(config: ModelConfig, shape: Shape) -> list[_Matrix]:
     ]
     layers = [f"model.layers.{i}.mlp" for i in range(shape.layers)]
     if config.experts:
-        stems = [f"{layer}.experts.{e}" for layer in layers for e in range(shape.experts)]
+        dense, sparse = layers[: shape.dense_layers], layers[shape.dense_layers :]
+        stems = [f"{layer}.experts.{e}" for layer in sparse for e in range(shape.experts)]
         matrices += _feed_forward("", stems, shape.inner, shape)
         if shape.shared_inner:
-            shared = [f"{layer}.shared_expert" for layer in layers]
+            shared = [f"{layer}.shared_expert" for layer in sparse]
             matrices += _feed_forward("shared_", shared, shape.shared_inner, shape)
+        if dense:
+            matrices += _feed_forward("dense_", dense, shape.dense_inner, shape)
     else:
         matrices += _feed_forward("", layers, shape.inner, shape)
     if not config.tie_word_embeddings:
@@ -311,8 +322,8 @@ def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.nda
     if checkpoint.config.experts:
         yield "router", of_layers("mlp.gate.weight")
         yield "router_bias", of_layers("mlp.gate.bias")
-        if shape.shared_inner:
-            yield "shared_gate", of_layers("mlp.shared_expert_gate.weight")
+        yield "selection_bias", of_layers("mlp.gate.e_score_correction.bias")
+        yield "shared_gate", of_layers("mlp.shared_expert_gate.weight")
 
 
 _NORMS = {

@@ -17,9 +17,14 @@ _NAMES = {
     "attention.key_norm": "self_attn.k_norm", "attention.sinks": "self_attn.sinks",
 }  # fmt: skip
 _FEED_FORWARD = {
-    "router": "gate", "shared_gate": "shared_expert_gate", "shared": "shared_expert", "experts": "experts",
+    "router": "gate", "selection": "gate.e_score_correction", "shared_gate": "shared_expert_gate",
+    "shared": "shared_expert", "experts": "experts",
     "gate": "gate_proj", "up": "up_proj", "down": "down_proj",
 }  # fmt: skip
+
+
+_EXACT = ".selection.bias"
+"""End of the names of parameters that stay in float32: rounded to 8 bits, a bias of 10 would hide scores below 1."""
 
 
 def load_weights(
@@ -30,7 +35,7 @@ def load_weights(
     for name, _ in module.named_parameters():
         stored = checkpoint.tensor(checkpoint_name(name))
         values = torch.from_numpy(np.ascontiguousarray(shard.part(name, stored)))
-        tensors[name] = values.to(device=device, dtype=dtype)
+        tensors[name] = values.to(device=device, dtype=torch.float32 if name.endswith(_EXACT) else dtype)
     module.load_state_dict(tensors, assign=True)
 
 

@@ -18,7 +18,7 @@ class ModelWork:
 
     Attributes:
         dense: parameters that every row takes, all layers and the head. expert: those of one expert, all layers.
-        num_experts, experts_per_row: of each layer; 0 where there are none.
+        num_experts, experts_per_row: of each layer with experts; 0 where there are none.
         embedding: parameters that are looked up and not multiplied; 0 where the head is the same table.
         num_layers, hidden, kv_heads, head_dim, query_heads: sizes. feed_forward: width of a layer's feed-forward, or of
             one expert's.
@@ -47,18 +47,18 @@ class ModelWork:
                 raise InvalidParameter(name, f"{value}", "give bytes of one number, e.g. 2 for 16 bits")
         hidden, layers = config.hidden_size, config.num_hidden_layers
         heads = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-        feed_forward = (3 if config.mlp.startswith("gated") else 2) * hidden * config.intermediate_size
-        experts = config.experts
-        dense, expert = 2 * hidden * (heads[0] + heads[1]), 0
-        if experts is None:
-            dense += feed_forward
-        else:
-            expert = feed_forward
-            dense += hidden * experts.num_experts + 3 * hidden * experts.shared_intermediate_size
+        per_unit = (3 if config.mlp.startswith("gated") else 2) * hidden
+        experts, without = config.experts, layers
+        dense, expert = layers * 2 * hidden * (heads[0] + heads[1]), 0
+        if experts is not None:
+            without = min(experts.first_k_dense_replace, layers)
+            expert = (layers - without) * per_unit * config.intermediate_size
+            dense += (layers - without) * hidden * (experts.num_experts + 3 * experts.shared_intermediate_size)
+        dense += without * per_unit * config.dense_size
         table = config.vocab_size * hidden
         return cls(
-            dense=layers * dense + table,
-            expert=layers * expert,
+            dense=dense + table,
+            expert=expert,
             num_experts=experts.num_experts if experts else 0,
             experts_per_row=experts.num_experts_per_tok if experts else 0,
             embedding=0 if config.tie_word_embeddings else table,
