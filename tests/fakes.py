@@ -1,10 +1,13 @@
 """Stand-ins for the seams: random weights, a byte tokenizer, drafters that know too much or too little."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from paceline.drafters.base import BaseDrafter
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.experts import Experts
+from paceline.models.architecture.latent import LatentAttention
 from paceline.models.architecture.tensor_names import tensor_shapes
 from paceline.sampling import TokenTree
 from paceline.speculation import DrafterTraits, RequestOutcome
@@ -33,6 +36,13 @@ def mixture_config(model_type: str = "qwen2_moe", **changes) -> ModelConfig:
     experts = Experts(num_experts=8, num_experts_per_tok=2, norm_topk_prob=not shared, shared_intermediate_size=shared)
     bias = model_type == "qwen2_moe"
     return small_config(model_type, **({"experts": experts, "intermediate_size": 96, "attention_bias": bias} | changes))
+
+
+def latent_config(**changes) -> ModelConfig:
+    """A small model with latent attention and the experts of `mixture_config`, as DeepSeek-V3."""
+    latent = LatentAttention(64, 32, qk_rope_head_dim=16, qk_nope_head_dim=48, v_head_dim=32)
+    sizes = {"latent": latent, "head_dim": 64, "rotary_dim": 16, "num_key_value_heads": 6, "attention_scale": 0.2}
+    return replace(mixture_config("glm4_moe"), **({"model_type": "deepseek_v3"} | sizes | changes))
 
 
 class RandomCheckpoint:

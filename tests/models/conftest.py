@@ -27,6 +27,10 @@ EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 
 DENSE_FIRST = {"moe_intermediate_size": 32, "head_dim": 16}
 ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True, "routed_scaling_factor": 1.75}
 GROUPED = {"n_group": 4, "topk_group": 2}
+HEADS = SIZES | {"num_key_value_heads": 4}
+LATENT = {
+    "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32, "moe_intermediate_size": 32,
+}  # fmt: skip
 USUAL = {"query_pre_attn_scalar": 16}
 """The head's size: another scale of Gemma's queries cannot be said in GGUF. Nor can StarCoder2's window."""
 GEMMA = {**SIZES, "head_dim": 16, "query_pre_attn_scalar": 24}
@@ -99,6 +103,19 @@ def _configs():
         "dots1-grouped": t.Dots1Config(
             **SIZES | DENSE_FIRST | ROUTED | GROUPED | {"norm_topk_prob": False}, **ENDS, **WINDOW, n_shared_experts=1,
             max_window_layers=1),
+        "deepseek_v2": t.DeepseekV2Config(
+            **HEADS | LATENT | GROUPED, **ENDS, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1,
+            topk_method="group_limited_greedy", q_lora_rank=None, first_k_dense_replace=1,
+            routed_scaling_factor=0.75, rms_norm_eps=1e-3,
+            rope_parameters=YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}),
+        "deepseek_v2-greedy": t.DeepseekV2Config(
+            **HEADS | LATENT, **ENDS, n_routed_experts=8, num_experts_per_tok=3, q_lora_rank=32,
+            first_k_dense_replace=1),
+        "deepseek_v3": t.DeepseekV3Config(
+            **HEADS | LATENT | ROUTED | GROUPED, **ENDS, q_lora_rank=32, first_k_dense_replace=1,
+            rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
+        "glm4_moe_lite": t.Glm4MoeLiteConfig(
+            **HEADS | LATENT | ROUTED | {"v_head_dim": 64}, **ENDS, q_lora_rank=64),
         "ernie4_5_moe": t.Ernie4_5_MoeConfig(
             **SIZES | DENSE_FIRST, **ENDS, moe_num_experts=6, moe_k=3, moe_num_shared_experts=2),
         "seed_oss": t.SeedOssConfig(**SIZES, head_dim=16),

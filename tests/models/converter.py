@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "stablelm": "stablelm", "cohere": "command-r", "cohere2": "cohere2", "gpt_neox": "gptneox",
     "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl", "granitemoehybrid": "granite",
     "glm4_moe": "glm4moe", "dots1": "dots1", "ernie4_5_moe": "ernie4_5-moe",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
 }  # fmt: skip
 IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoehybrid", "ministral3")
 _LLAMA_KEYS = {
@@ -80,7 +81,9 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
         del values["expert_used_count"]
     if kind == "gpt2":
         return values | {"feed_forward_length": config["n_inner"] or 4 * config["n_embd"]}
-    if kind in ("glm4_moe", "dots1"):
+    if ARCHITECTURES[kind] == "deepseek2":
+        values = _latent_metadata(config, values)
+    if kind in ("glm4_moe", "dots1", "deepseek_v3"):  # GLM-4.7-Flash lacks it, which has a bias
         values["expert_gating_func"] = int(gguf.ExpertGatingFuncType.SIGMOID)
     if kind == "ernie4_5_moe":  # as the converter has it, which llama.cpp then does not use as the width
         values["expert_shared_feed_forward_length"] = config["intermediate_size"] // config["num_key_value_heads"]
@@ -112,6 +115,36 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def _latent_metadata(config: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Latent attention as of one key head; `values` without layers for multi-token prediction, which are dropped."""
+    del values["attention.head_count_kv"]
+    values.pop("nextn_predict_layers", None)
+    rank, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    if config["q_lora_rank"]:
+        values["attention.q_lora_rank"] = config["q_lora_rank"]
+    if "mlp_layer_types" in config:
+        values["leading_dense_block_count"] = config["mlp_layer_types"].count("dense")
+    if "mscale_all_dim" in config["rope_parameters"]:
+        values["rope.scaling.yarn_log_multiplier"] = 0.1 * config["rope_parameters"]["mscale_all_dim"]
+    return values | {
+        "attention.head_count_kv": 1, "attention.kv_lora_rank": rank, "rope.dimension_count": rope,
+        "attention.key_length": rank + rope, "attention.value_length": rank,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rope,
+        "attention.value_length_mla": config["v_head_dim"],
+    }  # fmt: skip
+
+
+def _keys_and_values_apart(config: dict[str, Any], name: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """A matrix per head for keys, transposed, and for values, in place of DeepSeek's ``kv_b_proj``."""
+    if ".kv_b_proj." not in name:
+        yield name, values
+        return
+    heads = values.reshape(config["num_attention_heads"], -1, values.shape[1])
+    keys, rest = np.split(heads, [config["qk_nope_head_dim"]], axis=1)
+    yield name.replace(".kv_b_proj.", ".k_b_proj."), keys.transpose(0, 2, 1)
+    yield name.replace(".kv_b_proj.", ".v_b_proj."), rest
+
+
 def _rope_factors(config: dict[str, Any]) -> dict[str, np.ndarray]:
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") == "longrope":
@@ -138,6 +171,8 @@ def _tensors(config: dict[str, Any], stored: dict[str, np.ndarray]) -> Iterator[
         stored = dict(part for name, values in stored.items() for part in _gate_and_up_apart(name, values))
     if kind == "gpt_neox":
         stored = {name: _heads_together(config, name, values) for name, values in stored.items()}
+    if "kv_lora_rank" in config:
+        stored = dict(part for name, values in stored.items() for part in _keys_and_values_apart(config, name, values))
     stored = _gpt_oss(stored) if kind == "gpt_oss" else _experts_together(stored)
     for name, values in stored.items():
         if name.endswith(".e_score_correction_bias"):

@@ -13,8 +13,12 @@ from paceline.models.architecture.family import MOST_LAYERS
 from paceline.models.fields import Fields, refuse
 
 Scores = Literal["softmax", "sigmoid"]
-_DENSE_FIRST: Mapping[str, Scores] = {"glm4_moe": "sigmoid", "dots1": "sigmoid", "ernie4_5_moe": "softmax"}
-"""Families whose first layers are dense, with the scores of their routers, which have a selection bias."""
+_DENSE_FIRST: Mapping[str, Scores] = {
+    **dict.fromkeys(("glm4_moe", "glm4_moe_lite", "dots1", "deepseek_v3"), "sigmoid"),
+    **dict.fromkeys(("ernie4_5_moe", "deepseek_v2"), "softmax"),
+}  # fmt: skip
+"""Families whose first layers are dense, with the scores of their routers, which have a selection bias except that of
+DeepSeek-V2."""
 MIXTURE_MODEL_TYPES = ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "gpt_oss", *_DENSE_FIRST)
 _MOST_EXPERTS = 4096
 LEAST_TOTAL = 1e-20
@@ -97,9 +101,12 @@ def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | No
 
 def _after_dense_layers(model_type: str, fields: Fields) -> tuple[Experts, int]:
     """As `experts_from_hf`, for families whose first layers are dense."""
-    scores = _DENSE_FIRST[model_type]
+    scores, biased = _DENSE_FIRST[model_type], model_type != "deepseek_v2"
     fields.expect("scoring_func", scores, *(("noaux_tc",) if scores == "sigmoid" else ()))
-    fields.expect("topk_method", "noaux_tc")
+    fields.expect("topk_method", *(("noaux_tc",) if biased else ("greedy", "group_limited_greedy")))
+    if not biased:
+        fields.expect("norm_topk_prob", False)
+    grouped = biased or fields.text("topk_method", "greedy") != "greedy"
     for name in ("moe_layer_freq", "moe_layer_interval"):
         fields.expect(name, 1)
     layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
@@ -110,8 +117,9 @@ def _after_dense_layers(model_type: str, fields: Fields) -> tuple[Experts, int]:
         fields.whole("n_routed_experts", most=_MOST_EXPERTS), fields.whole("num_experts_per_tok"),
         model_type == "ernie4_5_moe" or fields.flag("norm_topk_prob", False),
         width * fields.whole("n_shared_experts", 0, least=0, most=_MOST_EXPERTS),
-        scoring_func=scores, e_score_correction_bias=True,
-        n_group=fields.whole("n_group", 1), topk_group=fields.whole("topk_group", 1),
+        scoring_func=scores, e_score_correction_bias=biased,
+        n_group=fields.whole("n_group", 1) if grouped else 1,
+        topk_group=fields.whole("topk_group", 1) if grouped else 1,
         routed_scaling_factor=fields.number("routed_scaling_factor", 1.0), shared_expert_gate=False,
         first_k_dense_replace=_dense_layers(fields, "first_k_dense_replace", layers),
         dense_intermediate_size=fields.whole("intermediate_size"),
@@ -119,8 +127,12 @@ def _after_dense_layers(model_type: str, fields: Fields) -> tuple[Experts, int]:
 
 
 def _dense_layers(fields: Fields, name: str, layers: int) -> int:
-    """The number of dense first layers, of `layers` in all."""
-    first = fields.whole(name, 0, least=0, most=MOST_LAYERS)
+    """The number of dense first layers, of `layers` in all; ``mlp_layer_types`` goes before the field `name`."""
+    first, kinds = fields.whole(name, 0, least=0, most=MOST_LAYERS), fields.list("mlp_layer_types", str, MOST_LAYERS)
+    if kinds:
+        first = kinds.index("sparse") if "sparse" in kinds else len(kinds)
+        if kinds != ["dense"] * first + ["sparse"] * (layers - first):
+            raise refuse("mlp_layer_types", f"{len(kinds)} for {layers} layers, dense ones first, then sparse ones")
     if first >= layers:
         raise refuse(name, f"{first} of {layers} layers leaves none with experts")
     return first
@@ -151,15 +163,17 @@ def _after_dense_layers_gguf(
 ) -> tuple[Experts, int]:
     """As `_after_dense_layers`. The width of the shared expert is read from its tensors: converters disagree on its
     key."""
-    scores = _DENSE_FIRST[model_type]
-    own.expect("expert_gating_func", 1 if scores == "softmax" else 2)
     own.expect("interleave_moe_layer_step", 1)
     first = _dense_layers(own, "leading_dense_block_count", layers)
+    scores, biased = _DENSE_FIRST[model_type], f"blk.{first}.exp_probs_b.bias" in shapes
+    if model_type == "deepseek_v2":  # the name of V3 too, which alone has a bias
+        scores = "sigmoid" if own.whole("expert_gating_func", 1 + biased) == 2 else "softmax"
+    own.expect("expert_gating_func", 1 if scores == "softmax" else 2)
     return Experts(
         own.whole("expert_count", most=_MOST_EXPERTS), own.whole("expert_used_count"),
         model_type == "ernie4_5_moe" or own.flag("expert_weights_norm", False),
         shapes.get(f"blk.{first}.ffn_up_shexp.weight", (0,))[0],
-        scoring_func=scores, e_score_correction_bias=f"blk.{first}.exp_probs_b.bias" in shapes,
+        scoring_func=scores, e_score_correction_bias=biased,
         n_group=own.whole("expert_group_count", 1, least=0) or 1,
         topk_group=own.whole("expert_group_used_count", 1, least=0) or 1,
         routed_scaling_factor=own.number("expert_weights_scale", 1.0, above=-1e-9) or 1.0, shared_expert_gate=False,

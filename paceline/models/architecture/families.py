@@ -28,6 +28,15 @@ _SCORE_BIAS = "mlp.gate.e_score_correction.bias"
 _SHARED_NAMES = {
     f"mlp.shared_expert.{part}_proj": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
 } | {_SCORE_BIAS: "mlp.gate.e_score_correction_bias"}
+_LATENT_NAMES = _SHARED_NAMES | {
+    "self_attn.q_a_norm": "self_attn.q_a_layernorm", "self_attn.kv_a_norm": "self_attn.kv_a_layernorm",
+    "self_attn.kv_a_proj": "self_attn.kv_a_proj_with_mqa",
+}  # fmt: skip
+_KEYS_AND_VALUES = ("self_attn.k_b_proj", "self_attn.v_b_proj")
+_LATENT: dict[str, Any] = {
+    "names": _LATENT_NAMES, "woven": {"self_attn.kv_b_proj": _KEYS_AND_VALUES},
+    "gguf_woven": {"attn_kv_b": _KEYS_AND_VALUES}, "interleaved": True, "latent": True,
+}  # fmt: skip
 _ERNIE_KEYS = {
     "n_routed_experts": "moe_num_experts", "num_experts_per_tok": "moe_k", "n_shared_experts": "moe_num_shared_experts",
     "first_k_dense_replace": "moe_layer_start_index",
@@ -151,6 +160,13 @@ FAMILIES: Mapping[str, Family] = {
         Family("dots1", "dots1", "glm4_moe with norms of queries and keys per head, whole heads that turn and a window "
                "where layer_types say so; dots.llm1", names=_SHARED_NAMES, window="typed", parts=parts.head_norms,
                gguf_parts=parts.head_norms),
+        Family("deepseek_v2", "deepseek2", "latent attention; experts after dense first layers, chosen by softmax from "
+               "the best groups, and shared ones; DeepSeek-V2, V2-Lite", defaults={"n_shared_experts": 2}, **_LATENT),
+        Family("deepseek_v3", "deepseek2", "deepseek_v2 with sigmoids plus a bias; DeepSeek-V3 and R1", defaults={
+               "n_shared_experts": 1, "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4,
+               "norm_topk_prob": True, "routed_scaling_factor": 2.5}, **_LATENT),
+        Family("glm4_moe_lite", "deepseek2", "deepseek_v3 with other defaults; GLM-4.7-Flash", defaults={
+               **_ONE_OF_EACH, "norm_topk_prob": True, "routed_scaling_factor": 1.8}, **_LATENT),
         Family("seed_oss", "seed_oss", "biases on queries, keys and values",
                defaults={"attention_bias": True, "head_dim": 128},
                gguf_names={"post_attention_layernorm": "post_attention_norm"}, parts=parts.seed_oss),

@@ -34,7 +34,7 @@ class Family:
         names: our part to transformers', or our tensor to transformers', where it does not end so. stacked:
             transformers' part to our parts, whose rows it holds in this order. woven: the same where they take turns,
             row by row or, in attention, head by head.
-        gguf_names, gguf_stacked: the same for GGUF, in addition to `GGUF_PARTS`.
+        gguf_names, gguf_stacked, gguf_woven: the same for GGUF, in addition to `GGUF_PARTS`.
         transposed: beginnings of the parts that transformers stores as [in, out].
         pairs: whether GGUF interleaves the rows of queries and keys, (2i, 2i + 1) instead of (i, i + head_dim / 2).
         interleaved: whether the model itself turns pairs (2i, 2i + 1) of a head, so that all files interleave its rows.
@@ -48,6 +48,7 @@ class Family:
         gguf_window: the window of GGUF files that state none; 0 for full attention.
         turns_windows: whether, in models with windows, only the layers with a window have rotary positions.
         turns_part: whether ``partial_rotary_factor`` is supported.
+        latent: whether attention is latent (`latent.py`).
         norms_asked: whether only models that ask for them (``use_qk_norm``) have norms of queries and keys.
         yarn_truncates: YaRN's ``truncate``, of which GGUF says nothing.
         parts: fields of `ModelConfig` that differ, from ``config.json``. gguf_parts: the same from GGUF.
@@ -64,6 +65,7 @@ class Family:
     woven: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gguf_woven: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     transposed: tuple[str, ...] = ()
     pairs: bool = False
     interleaved: bool = False
@@ -75,6 +77,7 @@ class Family:
     gguf_window: int = 0
     turns_windows: bool = False
     turns_part: bool = False
+    latent: bool = False
     norms_asked: bool = False
     yarn_truncates: bool = True
     parts: Callable[[Fields], dict[str, Any]] = _as_llama
@@ -87,6 +90,9 @@ GGUF_PARTS: Mapping[str, str] = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_norm": "attn_q_a_norm", "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj": "attn_kv_a_mqa", "self_attn.kv_a_norm": "attn_kv_a_norm",
+    "self_attn.k_b_proj": "attn_k_b", "self_attn.v_b_proj": "attn_v_b",
     "self_attn.sinks": "attn_sinks", "self_attn.out_norm": "post_attention_norm", "mlp.out_norm": "post_ffw_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp", "mlp.gate.e_score_correction": "exp_probs_b",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from paceline.errors import CorruptWeights
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.experts import expert_shapes
+from paceline.models.architecture.latent import latent_shapes
 
 Named = tuple[str, tuple[int, ...]]
 
@@ -68,6 +69,9 @@ def _norm(config: ModelConfig, name: str) -> Iterator[Named]:
 
 
 def _attention(config: ModelConfig) -> Iterator[Named]:
+    if config.latent:
+        yield from latent_shapes(config.latent, config.hidden_size, config.num_attention_heads)
+        return
     query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     for part, rows in (("q_proj", query), ("k_proj", key), ("v_proj", key)):
         yield from _linear(f"self_attn.{part}", rows, config.hidden_size, config.attention_bias)

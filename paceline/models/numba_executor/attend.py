@@ -75,6 +75,7 @@ class Run(NamedTuple):
         all_heads: query heads of the model.
         kv_head, group, blocks: the key-value head, its query heads, and the blocks these fall into.
         head_dim, row_size: elements of a query, and of a row of queries, keys and values.
+        value_dim: leading elements of a head's sum that are wanted.
         page_start, page_size: first element of the key-value head and this layer in page 0; elements of a page.
         value_size: elements of a token's value, scales included.
         shared, natural: positions that lie in the segment's pages for every row and for some row.
@@ -91,6 +92,7 @@ class Run(NamedTuple):
     group: int
     blocks: int
     head_dim: int
+    value_dim: int
     row_size: int
     page_start: int
     page_size: int
@@ -102,6 +104,12 @@ class Run(NamedTuple):
     scale: np.float32
     cap: np.float32
     window: int
+
+
+@kernel
+def value_dim(shape):
+    """Elements of a head's value; where attention is latent it is cached with zeros up to a key's size."""
+    return shape.latent.value if shape.latent.rank > 0 else shape.head_dim
 
 
 @kernel
@@ -162,7 +170,7 @@ def _first_run(
         row += 1
     last, pages = min(row * blocks, end), (longest + PAGE_SIZE - 1) // PAGE_SIZE
     return Run(
-        first, last, shape.heads, kv_head, shape.heads // shape.kv_heads, blocks, dim, shape.qkv,
+        first, last, shape.heads, kv_head, shape.heads // shape.kv_heads, blocks, dim, value_dim(shape), shape.qkv,
         page_start, page_size, value_size, shared, natural,
         pages if last - first == 1 else max(4, ELEMENTS_AT_ONCE // (dim * PAGE_SIZE)), pages * PAGE_SIZE + SLACK,
         shape.attention_scale, shape.attention_cap, window,
@@ -328,12 +336,15 @@ def _mix_values(run, values, natural_lengths, num_keys, branch_slots, page_start
 
 @kernel
 def _put_sums(run, scores, sums, mixed):
-    """Write the normalised sums of the blocks to `mixed`, rows of [heads, head_dim] (`operand.py`)."""
-    dim = run.head_dim
+    """Write the normalised sums of the blocks to `mixed`, rows of [heads, value_dim] (`operand.py`)."""
+    dim, kept = run.head_dim, run.value_dim
     for block in range(run.first, run.last):
         row, head, heads, at = _place(block, run)
         start = (block - run.first) * 2 * MOST_HEADS * dim
         for one in range(heads):
             even = start + one * dim
             add_halves(sums, even, even + heads * dim, dim, scores[_factor_place(at, one, run)])
-        put(mixed, row, run.all_heads * dim, head * dim, sums, start, heads * dim)
+            if kept < dim:
+                put(mixed, row, run.all_heads * kept, (head + one) * kept, sums, even, kept)
+        if kept == dim:
+            put(mixed, row, run.all_heads * dim, head * dim, sums, start, heads * dim)

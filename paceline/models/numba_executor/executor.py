@@ -23,6 +23,7 @@ from paceline.models.numba_executor.gemm import PANEL, padded_rows
 from paceline.models.numba_executor.kernel import machine_code
 from paceline.models.numba_executor.kernel_cache import compiled_forward, compiled_race
 from paceline.models.numba_executor.kv_cache import NumbaCache, choose_cache_dtype, flat, new_kv_cache
+from paceline.models.numba_executor.latent import LatentScratch
 from paceline.models.numba_executor.operand import Operand, activations_of, new_operand
 from paceline.models.numba_executor.races import UNDECIDED
 from paceline.models.numba_executor.team import Team
@@ -275,6 +276,19 @@ def _new_scratch(
         ),
         attention=new_attention_scratch(num_threads, context, shape.head_dim),
         experts=_expert_scratch(shape, operand, rows),
+        latent=_latent_scratch(shape, operand, num_threads, rows),
+    )
+
+
+def _latent_scratch(shape: Shape, operand: MakeOperand, num_threads: int, rows: int) -> LatentScratch:
+    sizes = shape.latent
+    return LatentScratch(
+        query=np.empty(rows * sizes.query_rank, np.float32),
+        joined=np.empty(rows * sizes.joined, np.float32),
+        expanded=np.empty(rows * sizes.expanded, np.float32),
+        normed_query=operand(rows * sizes.query_rank),
+        normed=operand(rows * sizes.rank),
+        head=np.zeros((num_threads, 2 * shape.head_dim if sizes.rank else 0), np.float32),
     )
 
 

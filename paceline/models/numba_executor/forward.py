@@ -17,10 +17,24 @@ import numpy as np
 
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.attend import AttentionScratch, attend_blocks, blocks_at_once, blocks_per_group
+from paceline.models.numba_executor.attend import (
+    AttentionScratch,
+    attend_blocks,
+    blocks_at_once,
+    blocks_per_group,
+    value_dim,
+)
 from paceline.models.numba_executor.experts import EXPERT_PHASES, ExpertScratch, ExpertWeights, experts_forward
 from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.kv_cache import first_element, write_token
+from paceline.models.numba_executor.latent import (
+    LATENT_PHASES,
+    LatentScratch,
+    LatentShape,
+    LatentWeights,
+    place_latent,
+    project_latent,
+)
 from paceline.models.numba_executor.linear import SILU, chunk, inner_product, product, rows_at_once
 from paceline.models.numba_executor.matrix import read_weights
 from paceline.models.numba_executor.operand import Operand, put
@@ -29,9 +43,11 @@ from paceline.models.numba_executor.rowwise import layer_norm_row, norm_row, rot
 from paceline.models.numba_executor.team import barrier, take
 from paceline.models.numba_executor.warm import barrier_before
 
-PHASES_PER_LAYER = 8 + EXPERT_PHASES
+PHASES_PER_LAYER = 8 + EXPERT_PHASES + LATENT_PHASES
 _MERGES = 6 + EXPERT_PHASES
 """The first of two phases of a layer that add what attention and feed-forward give, where it is not done at once."""
+_LATENT = 8 + EXPERT_PHASES
+"""The first phase of a layer's latents."""
 _ONE = np.float32(1)
 
 
@@ -51,6 +67,7 @@ class Shape(NamedTuple):
         layer_norm: norms take the mean away and have biases. pre_norms, post_norms: before and after attention and
             feed-forward. apart: what these give is normed or scaled before it is added. parallel: both read the same.
         wide_norm: norms of queries and keys are over all heads together.
+        latent: sizes of latent attention, whose queries alone are in `qkv`. query_depth: inputs of the product `qkv`.
         rotary: dimensions of a head that turn. tables: rotary tables.
     """
 
@@ -91,6 +108,8 @@ class Shape(NamedTuple):
     routed_scale: np.float32 = _ONE
     dense_layers: int = 0
     dense_inner: int = 0
+    query_depth: int = 0
+    latent: LatentShape = LatentShape()
 
 
 class Weights(NamedTuple):
@@ -136,6 +155,7 @@ class Weights(NamedTuple):
     positions: np.ndarray
     sinks: np.ndarray
     experts: ExpertWeights
+    latent: LatentWeights
     windows: np.ndarray
     rope_numbers: np.ndarray
     rope_cos: np.ndarray
@@ -181,6 +201,7 @@ class Scratch(NamedTuple):
     wide: np.ndarray
     attention: AttentionScratch
     experts: ExpertScratch
+    latent: LatentScratch
 
 
 @kernel
@@ -193,11 +214,14 @@ def _grow(query, start, size, position, shape):
 
 
 @kernel
-def _place_row(row, layer, shape, eps, weights, batch, qkv, keys, values):
+def _place_row(row, layer, thread, shape, eps, weights, batch, scratch, keys, values):
     """Norm (where the model does) and rotate a row's queries and keys; write its key and value into the cache."""
-    dim, half = shape.head_dim, shape.rotary // 2
+    dim, half, qkv = shape.head_dim, shape.rotary // 2, scratch.qkv
     start, table = row * shape.qkv, weights.rope_numbers[layer]
     angles = (table * (len(weights.rope_cos) // (max(half, 1) * shape.tables)) + batch.positions[row]) * half
+    if shape.latent.rank > 0:
+        place_latent(row, layer, thread, angles, shape, weights, batch, scratch, keys, values)
+        return
     if shape.wide_norm:
         width, key_width = shape.heads * dim, shape.kv_heads * dim
         norm_row(qkv, start, weights.query_norm, layer * width, width, eps, qkv, start)
@@ -258,12 +282,12 @@ def _merge_rows(scratch, phase, thread, num_threads, num_rows, weight, layer, sh
 
 
 @kernel
-def _place_rows(phase, layer, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values):
+def _place_rows(phase, layer, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values):
     size = max(rows_at_once(num_rows, num_threads), PAGE_SIZE)  # a page's keys of all tokens share cache lines
     first = take(scratch.counters, phase, size, num_rows)
     while first >= 0:
         for row in range(first, min(first + size, num_rows)):
-            _place_row(row, layer, shape, eps, weights, batch, scratch.qkv, keys, values)
+            _place_row(row, layer, thread, shape, eps, weights, batch, scratch, keys, values)
         first = take(scratch.counters, phase, size, num_rows)
 
 
@@ -293,7 +317,7 @@ def _tap(place, thread, num_rows, hidden, scratch):
 @kernel
 def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values):
     """Attention block, then feed-forward block; returns the count of barriers met."""
-    counters, hidden, heads_width = scratch.counters, shape.hidden, shape.heads * shape.head_dim
+    counters, hidden, heads_width = scratch.counters, shape.hidden, shape.heads * value_dim(shape)
     phase = 1 + layer * PHASES_PER_LAYER
     added = scratch.delta if shape.apart else scratch.hidden
     _tap(batch.tap_places[layer], thread, num_rows, hidden, scratch)
@@ -301,13 +325,18 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
         scratch, phase, thread, num_threads, num_rows, weights.attention_norm, weights.attention_norm_bias, layer,
         shape, eps,
     )  # fmt: skip
-    met = barrier_before(counters, met, thread, num_threads, weights.qkv, layer, shape.qkv, hidden, 1)
-    product(
-        counters, phase + 1, thread, num_threads, scratch.normed, num_rows, hidden, weights.qkv, weights.qkv_scales,
-        weights.qkv_bias, layer, shape.qkv, scratch.qkv, False, scratch.wide[thread],
-    )  # fmt: skip
+    met = barrier_before(counters, met, thread, num_threads, weights.qkv, layer, shape.qkv, shape.query_depth, 1)
+    if shape.latent.rank > 0:
+        met = project_latent(
+            phase + _LATENT, phase + 1, layer, met, thread, num_threads, num_rows, shape, weights, scratch
+        )  # fmt: skip
+    else:
+        product(
+            counters, phase + 1, thread, num_threads, scratch.normed, num_rows, hidden, weights.qkv,
+            weights.qkv_scales, weights.qkv_bias, layer, shape.qkv, scratch.qkv, False, scratch.wide[thread],
+        )  # fmt: skip
     met = barrier_before(counters, met, thread, num_threads, weights.output, layer, hidden, heads_width, 1)
-    _place_rows(phase + 2, layer, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values)
+    _place_rows(phase + 2, layer, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values)
     met = barrier_before(counters, met, thread, num_threads, weights.output, layer, hidden, heads_width, 1)
     _attend_rows(
         phase + 3, layer, weights, thread, num_threads, num_rows, shape, batch, scratch, keys, values,
@@ -374,7 +403,9 @@ def _feed_forward(
         layer, shape.hidden, added, not shape.apart, scratch.wide[thread],
     )  # fmt: skip
     if layer + 1 < shape.layers:
-        met = barrier_before(counters, met, thread, num_threads, weights.qkv, layer + 1, shape.qkv, shape.hidden, 1)
+        met = barrier_before(
+            counters, met, thread, num_threads, weights.qkv, layer + 1, shape.qkv, shape.query_depth, 1
+        )  # fmt: skip
     else:
         met = barrier_before(counters, met, thread, num_threads, weights.head, 0, shape.vocab, shape.hidden, 1)
     if shape.apart:

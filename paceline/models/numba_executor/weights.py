@@ -14,6 +14,7 @@ import numpy as np
 from paceline.disk import check_room
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.latent import LatentAttention
 from paceline.models.architecture.positions import frequencies, rotary_dim
 from paceline.models.cache_dir import cache_dir
 from paceline.models.dtypes import has_blocks
@@ -25,6 +26,7 @@ from paceline.models.numba_executor.conversions import filled, place_of
 from paceline.models.numba_executor.experts import ExpertWeights
 from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, ZERO_BYTE, pack, padded_rows
+from paceline.models.numba_executor.latent import LatentShape, LatentWeights, latent_shape
 from paceline.models.numba_executor.linear import CLAMPED, GELU, GELU_ERF, SILU
 from paceline.models.numba_executor.operand import GROUP, ROUNDS, activations_of
 from paceline.types import Progress
@@ -52,7 +54,7 @@ def shape_of(config: ModelConfig) -> Shape:
     for name, value, size in (
         ("hidden_size", config.hidden_size, PANEL), ("intermediate_size", config.intermediate_size, PANEL),
         ("shared_expert_intermediate_size", shared, PANEL), ("intermediate_size", dense, PANEL),
-        ("head_dim", config.head_dim, 16),
+        ("head_dim", config.head_dim, 16), *_latent_sizes(config.latent),
     ):  # fmt: skip
         if value % size:
             raise UnsupportedModel(f"{name}: {value} is not a multiple of {size}; {remedy}")
@@ -64,7 +66,7 @@ def shape_of(config: ModelConfig) -> Shape:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=dim,
-        qkv=padded_rows((heads + 2 * kv_heads) * dim),
+        qkv=padded_rows((heads if config.latent else heads + 2 * kv_heads) * dim),
         vocab=padded_rows(config.vocab_size),
         scored=config.vocab_size,
         experts=mixture.num_experts if mixture else 0,
@@ -95,7 +97,28 @@ def shape_of(config: ModelConfig) -> Shape:
         routed_scale=np.float32(mixture.routed_scaling_factor if mixture else 1),
         dense_layers=mixture.first_k_dense_replace if mixture else 0,
         dense_inner=dense,
+        query_depth=(config.latent.q_lora_rank if config.latent else 0) or config.hidden_size,
+        latent=_latent_shape(config.latent, heads),
     )
+
+
+def _latent_sizes(latent: LatentAttention | None) -> tuple[tuple[str, int, int], ...]:
+    """Name and value of the sizes of latent attention, and what they must be multiples of."""
+    if latent is None:
+        return ()
+    return (
+        ("kv_lora_rank", latent.kv_lora_rank, PANEL), ("q_lora_rank", latent.q_lora_rank, PANEL),
+        ("v_head_dim", latent.v_head_dim, 16), ("qk_rope_head_dim", latent.qk_rope_head_dim, 16),
+    )  # fmt: skip
+
+
+def _latent_shape(latent: LatentAttention | None, heads: int) -> LatentShape:
+    if latent is None:
+        return LatentShape()
+    return latent_shape(
+        latent.qk_rope_head_dim, latent.qk_nope_head_dim, latent.v_head_dim, latent.kv_lora_rank, latent.q_lora_rank,
+        heads,
+    )  # fmt: skip
 
 
 def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None = None) -> dict[str, Any]:
@@ -124,8 +147,9 @@ def _silent(done: int, total: int) -> None:
 
 
 def _check_rounding(checkpoint: Checkpoint, dtype: str) -> None:
-    if dtype in ROUNDS and checkpoint.config.head_dim % GROUP:
-        problem = f"{dtype} rounds {GROUP} values together, and {checkpoint.config.head_dim} per head cannot be cut so"
+    odd = [dim for dim in (checkpoint.config.head_dim, checkpoint.config.value_dim) if dim % GROUP]
+    if dtype in ROUNDS and odd:
+        problem = f"{dtype} rounds {GROUP} values together, and {odd[0]} per head cannot be cut so"
         raise InvalidParameter("dtype", problem, "use int8")
     if dtype == BLOCKS and not has_blocks(checkpoint):
         problem = (
@@ -144,8 +168,11 @@ def stored_arrays(folder: Path, config: ModelConfig, dtype: str, mapped: bool = 
         _gather_blocks(arrays, folder, mapped)
     if config.tie_word_embeddings:
         arrays["head"], arrays["head_scales"] = arrays["embedding"], arrays["embedding_scales"]
-    experts = [arrays.pop(name, _nothing(name, dtype)) for name in ExpertWeights._fields]
-    return {**arrays, "experts": ExpertWeights(*experts)}
+    experts, latent = (
+        form(*(arrays.pop(name, _nothing(name, dtype)) for name in form._fields))
+        for form in (ExpertWeights, LatentWeights)
+    )
+    return {**arrays, "experts": experts, "latent": latent}
 
 
 def _gather_blocks(arrays: dict[str, Any], folder: Path, mapped: bool) -> None:
@@ -156,13 +183,17 @@ def _gather_blocks(arrays: dict[str, Any], folder: Path, mapped: bool) -> None:
 
 
 def _nothing(name: str, dtype: str) -> Any:
-    """An empty array of the type that `name` has in models with experts, read-only as a mapped one is."""
-    packed = name in ("shared_gate_up", "shared_down", "dense_gate_up", "dense_down")
+    """An empty array of the type that `name` has in models that have it, read-only as a mapped one is."""
+    packed = name in _PACKED
     if packed and dtype == BLOCKS:
         return no_matrix()
     empty = np.zeros(0, STORED[dtype] if packed else np.float32)
     empty.flags.writeable = False
     return empty
+
+
+_PACKED = ("shared_gate_up", "shared_down", "dense_gate_up", "dense_down", "query_a", "key_a", "key_value_b")
+"""Matrices that only some models have."""
 
 
 def convert(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress = lambda done, total: None) -> None:
@@ -255,11 +286,19 @@ def _matrices(config: ModelConfig, shape: Shape) -> list[_Matrix]:
         return [[f"model.layers.{i}.{name}.weight" for name in names] for i in range(shape.layers)]
 
     attention = [f"self_attn.{x}_proj" for x in "qkv"]
+    if config.latent:
+        attention = ["self_attn.q_b_proj" if shape.latent.query_rank else "self_attn.q_proj"]
     matrices = [
         _Matrix("embedding", shape.vocab, shape.hidden, [["model.embed_tokens.weight"]]),
-        _Matrix("qkv", shape.qkv, shape.hidden, per_layer(*attention)),
-        _Matrix("output", shape.hidden, shape.heads * shape.head_dim, per_layer("self_attn.o_proj")),
+        _Matrix("qkv", shape.qkv, shape.query_depth, per_layer(*attention)),
+        _Matrix("output", shape.hidden, shape.heads * config.value_dim, per_layer("self_attn.o_proj")),
     ]
+    if config.latent:
+        expands = per_layer("self_attn.k_b_proj", "self_attn.v_b_proj")
+        matrices.append(_Matrix("key_a", shape.latent.joined, shape.hidden, per_layer("self_attn.kv_a_proj")))
+        matrices.append(_Matrix("key_value_b", shape.latent.expanded, shape.latent.rank, expands))
+    if shape.latent.query_rank:
+        matrices.append(_Matrix("query_a", shape.latent.query_rank, shape.hidden, per_layer("self_attn.q_a_proj")))
     layers = [f"model.layers.{i}.mlp" for i in range(shape.layers)]
     if config.experts:
         dense, sparse = layers[: shape.dense_layers], layers[shape.dense_layers :]
@@ -330,6 +369,7 @@ _NORMS = {
     "attention_norm": "input_layernorm", "attention_out_norm": "self_attn.out_norm",
     "mlp_norm": "post_attention_layernorm", "mlp_out_norm": "mlp.out_norm",
     "query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm",
+    "query_a_norm": "self_attn.q_a_norm", "key_a_norm": "self_attn.kv_a_norm",
 }  # fmt: skip
 
 

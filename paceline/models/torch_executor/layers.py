@@ -13,6 +13,8 @@ from torch.nn import functional
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.experts import LEAST_TOTAL, Experts
 from paceline.models.architecture.family import SWIGLU_ALPHA, SWIGLU_LIMIT
+from paceline.models.architecture.latent import LATENT_EPS
+from paceline.models.architecture.latent import LatentAttention as Latent
 from paceline.models.architecture.positions import NO_TABLE, rope_table_of
 from paceline.models.torch_executor.attention import Attends, AttentionForm
 from paceline.models.torch_executor.cache import TorchKVCache
@@ -129,10 +131,54 @@ class Attention(nn.Module):
         return norm(x).view(shape) if self.over_all else norm(x.view(shape))
 
 
+class LatentAttention(nn.Module):
+    """Multi-head latent attention (DeepSeek-V2), whose keys and values are expanded before they are cached.
+
+    A key is its part that turns, the same for all heads, then the head's own; a value ends with zeros up to its size.
+    """
+
+    def __init__(self, config: ModelConfig, sizes: Latent, number: int, total: Sum = alone) -> None:
+        super().__init__()
+        self.heads, self.sizes, hidden = config.num_attention_heads, sizes, config.hidden_size
+        rank, width = sizes.q_lora_rank, self.heads * sizes.head_dim
+        if rank:
+            self.query_a, self.query_a_norm = nn.Linear(hidden, rank, bias=False), RMSNorm(rank, LATENT_EPS)
+            self.query_b = nn.Linear(rank, width, bias=False)
+        else:
+            self.query = nn.Linear(hidden, width, bias=False)
+        self.latent = nn.Linear(hidden, sizes.qk_rope_head_dim + sizes.kv_lora_rank, bias=False)
+        self.latent_norm = RMSNorm(sizes.kv_lora_rank, LATENT_EPS)
+        self.key_b = nn.Linear(sizes.kv_lora_rank, self.heads * sizes.qk_nope_head_dim, bias=False)
+        self.value_b = nn.Linear(sizes.kv_lora_rank, self.heads * sizes.v_head_dim, bias=False)
+        self.out = RowParallelLinear(self.heads * sizes.v_head_dim, hidden, False, total)
+        self.table = rope_table_of(config, number)
+        self.form = AttentionForm(config.attention_scale or sizes.head_dim**-0.5, window=config.window(number))
+
+    def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
+        sizes, angles, shape = self.sizes, step.angles[self.table], (len(x), self.heads, -1)
+        query = self.query_b(self.query_a_norm(self.query_a(x))) if sizes.q_lora_rank else self.query(x)
+        query = rotate(query.view(shape), *angles)
+        turning, latent = self.latent(x).split([sizes.qk_rope_head_dim, sizes.kv_lora_rank], dim=-1)
+        latent = self.latent_norm(latent)
+        turning = rotate(turning[:, None], *angles).expand(shape)
+        keys, values = step.cache.keys[layer], step.cache.values[layer]
+        keys[step.slots] = torch.cat([turning, self.key_b(latent).view(shape)], dim=-1)
+        spare = sizes.head_dim - sizes.v_head_dim
+        values[step.slots] = functional.pad(self.value_b(latent).view(shape), (0, spare))
+        return self.out(step.attend(query, keys, values, self.form)[..., : sizes.v_head_dim].flatten(1))
+
+
 def _query_key_norm(config: ModelConfig, heads: int) -> nn.Module:
     if not config.qk_norm:
         return nn.Identity()
     return RMSNorm(config.head_dim * (heads if config.qk_norm_over == "all" else 1), config.norm_eps)
+
+
+def make_attention(config: ModelConfig, number: int, total: Sum = alone) -> Attention | LatentAttention:
+    """The attention of layer `number`."""
+    if config.latent:
+        return LatentAttention(config, config.latent, number, total)
+    return Attention(config, number, total)
 
 
 class FeedForward(nn.Module):
@@ -256,7 +302,7 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, number: int, total: Sum = alone) -> None:
         super().__init__()
         self.attention_norm = make_norm(config) if config.pre_norms else nn.Identity()
-        self.attention = Attention(config, number, total)
+        self.attention = make_attention(config, number, total)
         self.attention_out_norm = make_norm(config) if config.post_norms else nn.Identity()
         self.feed_forward_norm = make_norm(config) if config.pre_norms else nn.Identity()
         self.feed_forward = make_feed_forward(config, number, total)

@@ -159,6 +159,8 @@ def _obstacle(config: ModelConfig, size: int) -> str | None:
     keys = config.num_key_value_heads
     if size < 1:
         return f"{size} is not 1 or more"
+    if config.latent and size > 1:
+        return "latent attention cannot be shared by ranks yet"
     if config.qk_norm and config.qk_norm_over == "all" and size > 1:
         return "a norm over all queries cannot be shared by ranks yet"
     if config.num_attention_heads % size:

@@ -15,6 +15,10 @@ _NAMES = {
     "attention.query": "self_attn.q_proj", "attention.key": "self_attn.k_proj", "attention.value": "self_attn.v_proj",
     "attention.out": "self_attn.o_proj", "attention.query_norm": "self_attn.q_norm",
     "attention.key_norm": "self_attn.k_norm", "attention.sinks": "self_attn.sinks",
+    "attention.query_a": "self_attn.q_a_proj", "attention.query_a_norm": "self_attn.q_a_norm",
+    "attention.query_b": "self_attn.q_b_proj", "attention.latent": "self_attn.kv_a_proj",
+    "attention.latent_norm": "self_attn.kv_a_norm", "attention.key_b": "self_attn.k_b_proj",
+    "attention.value_b": "self_attn.v_b_proj",
 }  # fmt: skip
 _FEED_FORWARD = {
     "router": "gate", "selection": "gate.e_score_correction", "shared_gate": "shared_expert_gate",

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidParameter
 from paceline.limits import unrepeated
 from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.latent import latent_shapes
 from paceline.theory.capacity import kv_bytes_per_token
 
 
@@ -49,7 +51,11 @@ class ModelWork:
         heads = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
         per_unit = (3 if config.mlp.startswith("gated") else 2) * hidden
         experts, without = config.experts, layers
-        dense, expert = layers * 2 * hidden * (heads[0] + heads[1]), 0
+        attention = 2 * hidden * (heads[0] + heads[1])
+        if config.latent:
+            shapes = latent_shapes(config.latent, hidden, config.num_attention_heads)
+            attention = sum(prod(shape) for _, shape in shapes if len(shape) > 1)
+        dense, expert = layers * attention, 0
         if experts is not None:
             without = min(experts.first_k_dense_replace, layers)
             expert = (layers - without) * per_unit * config.intermediate_size
