@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from paceline.errors import CorruptWeights
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.experts import expert_shapes
+from paceline.models.architecture.latent import latent_shapes
 from paceline.models.architecture.recurrence import recurrent_shapes
 
 Named = tuple[str, tuple[int, ...]]
@@ -57,7 +58,7 @@ def _layer(config: ModelConfig, number: int) -> Iterator[Named]:
         yield from _norm(config, "self_attn.out_norm")
     if config.pre_norms:
         yield from _norm(config, "post_attention_layernorm")
-    if config.experts:
+    if config.experts and number >= config.experts.first_k_dense_replace:
         yield from expert_shapes(config.experts, config.hidden_size, config.intermediate_size)
     else:
         yield from _feed_forward(config)
@@ -72,6 +73,9 @@ def _norm(config: ModelConfig, name: str) -> Iterator[Named]:
 
 
 def _attention(config: ModelConfig) -> Iterator[Named]:
+    if config.latent:
+        yield from latent_shapes(config.latent, config.hidden_size, config.num_attention_heads)
+        return
     query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     for part, rows in (("q_proj", query), ("k_proj", key), ("v_proj", key)):
         yield from _linear(f"self_attn.{part}", rows, config.hidden_size, config.attention_bias)
@@ -87,7 +91,7 @@ def _attention(config: ModelConfig) -> Iterator[Named]:
 
 
 def _feed_forward(config: ModelConfig) -> Iterator[Named]:
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden, inner = config.hidden_size, config.dense_size
     for part in ("gate_proj", "up_proj") if config.is_gated else ("up_proj",):
         yield from _linear(f"mlp.{part}", inner, hidden, config.mlp_bias)
     yield from _linear("mlp.down_proj", hidden, inner, config.mlp_bias)

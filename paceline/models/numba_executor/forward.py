@@ -17,10 +17,24 @@ import numpy as np
 
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.attend import AttentionScratch, attend_blocks, blocks_at_once, blocks_per_group
+from paceline.models.numba_executor.attend import (
+    AttentionScratch,
+    attend_blocks,
+    blocks_at_once,
+    blocks_per_group,
+    value_dim,
+)
 from paceline.models.numba_executor.experts import EXPERT_PHASES, ExpertScratch, ExpertWeights, experts_forward
 from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.kv_cache import first_element, write_token
+from paceline.models.numba_executor.latent import (
+    LATENT_PHASES,
+    LatentScratch,
+    LatentShape,
+    LatentWeights,
+    place_latent,
+    project_latent,
+)
 from paceline.models.numba_executor.linear import SILU, chunk, inner_product, product, rows_at_once
 from paceline.models.numba_executor.matrix import read_weights
 from paceline.models.numba_executor.operand import Operand, put
@@ -36,9 +50,11 @@ from paceline.models.numba_executor.rowwise import layer_norm_row, norm_row, rot
 from paceline.models.numba_executor.team import barrier, take
 from paceline.models.numba_executor.warm import barrier_before
 
-PHASES_PER_LAYER = 8 + EXPERT_PHASES
+PHASES_PER_LAYER = 8 + EXPERT_PHASES + LATENT_PHASES
 _MERGES = 6 + EXPERT_PHASES
 """The first of two phases of a layer that add what attention and feed-forward give, where it is not done at once."""
+_LATENT = 8 + EXPERT_PHASES
+"""The first phase of a layer's latents."""
 _ONE = np.float32(1)
 
 
@@ -46,15 +62,19 @@ class Shape(NamedTuple):
     """Sizes of the model; `qkv`, `vocab` are padded to whole panels, `scored` is the vocabulary without the padding.
 
     With `experts` above 0 every layer has that many feed-forwards of width `inner`, of which a row takes `top_k`, and
-    one of width `shared_inner` (0 for none) that all rows take; `norm_top_k` rescales the chosen ones' shares to 1.
+    one of width `shared_inner` (0 for none) that all rows take; `norm_top_k` rescales the chosen ones' shares to 1. But
+    the first `dense_layers` have one feed-forward of width `dense_inner`.
 
     Attributes:
+        sigmoid: scores of experts are sigmoids instead of a softmax. groups, groups_kept: see `Experts.n_group`.
+        routed_scale: factor on shares.
         attention_scale, attention_cap: of scores; a cap of 0 is none, here and for logits.
         query_growth, query_growth_every: see `ModelConfig`.
         activation, gated: of the feed-forward, with or without a gate.
         layer_norm: norms take the mean away and have biases. pre_norms, post_norms: before and after attention and
             feed-forward. apart: what these give is normed or scaled before it is added. parallel: both read the same.
         wide_norm: norms of queries and keys are over all heads together.
+        latent: sizes of latent attention, whose queries alone are in `qkv`. query_depth: inputs of the product `qkv`.
         gated_attention: a row of `qkv` has one more number per query number, its gate, at the end.
         rotary: dimensions of a head that turn. tables: rotary tables.
         cached: layers with keys and values. recurrent: sizes of the others.
@@ -92,6 +112,14 @@ class Shape(NamedTuple):
     residual_scale: np.float32 = _ONE
     logit_scale: np.float32 = _ONE
     logit_cap: np.float32 = np.float32(0)
+    sigmoid: bool = False
+    groups: int = 1
+    groups_kept: int = 1
+    routed_scale: np.float32 = _ONE
+    dense_layers: int = 0
+    dense_inner: int = 0
+    query_depth: int = 0
+    latent: LatentShape = LatentShape()
     cached: int = 0
     recurrent: RecurrentShape = RecurrentShape()
 
@@ -141,6 +169,7 @@ class Weights(NamedTuple):
     positions: np.ndarray
     sinks: np.ndarray
     experts: ExpertWeights
+    latent: LatentWeights
     recurrent: RecurrentWeights
     is_recurrent: np.ndarray
     places: np.ndarray
@@ -190,6 +219,7 @@ class Scratch(NamedTuple):
     wide: np.ndarray
     attention: AttentionScratch
     experts: ExpertScratch
+    latent: LatentScratch
     mix: np.ndarray
     gates: np.ndarray
     cells: np.ndarray
@@ -205,11 +235,15 @@ def _grow(query, start, size, position, shape):
 
 
 @kernel
-def _place_row(row, layer, shape, eps, weights, batch, qkv, keys, values):
+def _place_row(row, layer, thread, shape, eps, weights, batch, scratch, keys, values):
     """Norm (where the model does) and rotate a row's queries and keys; write its key and value into the cache."""
     dim, half, place_of_layer = shape.head_dim, shape.rotary // 2, weights.places[layer]
+    qkv = scratch.qkv
     start, table = row * shape.qkv, weights.rope_numbers[layer]
     angles = (table * (len(weights.rope_cos) // (max(half, 1) * shape.tables)) + batch.positions[row]) * half
+    if shape.latent.rank > 0:
+        place_latent(row, layer, thread, angles, shape, weights, batch, scratch, keys, values)
+        return
     if shape.wide_norm:
         width, key_width = shape.heads * dim, shape.kv_heads * dim
         norm_row(qkv, start, weights.query_norm, place_of_layer * width, width, eps, qkv, start)
@@ -270,12 +304,12 @@ def _merge_rows(scratch, phase, thread, num_threads, num_rows, weight, layer, sh
 
 
 @kernel
-def _place_rows(phase, layer, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values):
+def _place_rows(phase, layer, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values):
     size = max(rows_at_once(num_rows, num_threads), PAGE_SIZE)  # a page's keys of all tokens share cache lines
     first = take(scratch.counters, phase, size, num_rows)
     while first >= 0:
         for row in range(first, min(first + size, num_rows)):
-            _place_row(row, layer, shape, eps, weights, batch, scratch.qkv, keys, values)
+            _place_row(row, layer, thread, shape, eps, weights, batch, scratch, keys, values)
         first = take(scratch.counters, phase, size, num_rows)
 
 
@@ -307,15 +341,20 @@ def _tap(place, thread, num_rows, hidden, scratch):
 @kernel
 def _attend(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, added, keys, values):
     """The attention of normed rows, up to its output projection; returns the count of barriers met."""
-    counters, hidden, heads_width = scratch.counters, shape.hidden, shape.heads * shape.head_dim
+    counters, hidden, heads_width = scratch.counters, shape.hidden, shape.heads * value_dim(shape)
     place = weights.places[layer]
-    met = barrier_before(counters, met, thread, num_threads, weights.qkv, place, shape.qkv, hidden, 1)
-    product(
-        counters, phase + 1, thread, num_threads, scratch.normed, num_rows, hidden, weights.qkv, weights.qkv_scales,
-        weights.qkv_bias, place, shape.qkv, scratch.qkv, False, scratch.wide[thread],
-    )  # fmt: skip
+    met = barrier_before(counters, met, thread, num_threads, weights.qkv, place, shape.qkv, shape.query_depth, 1)
+    if shape.latent.rank > 0:
+        met = project_latent(
+            phase + _LATENT, phase + 1, place, met, thread, num_threads, num_rows, shape, weights, scratch
+        )  # fmt: skip
+    else:
+        product(
+            counters, phase + 1, thread, num_threads, scratch.normed, num_rows, hidden, weights.qkv,
+            weights.qkv_scales, weights.qkv_bias, place, shape.qkv, scratch.qkv, False, scratch.wide[thread],
+        )  # fmt: skip
     met = barrier_before(counters, met, thread, num_threads, weights.output, place, hidden, heads_width, 1)
-    _place_rows(phase + 2, layer, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values)
+    _place_rows(phase + 2, layer, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values)
     met = barrier_before(counters, met, thread, num_threads, weights.output, place, hidden, heads_width, 1)
     _attend_rows(
         phase + 3, layer, weights, thread, num_threads, num_rows, shape, batch, scratch, keys, values,
@@ -391,28 +430,44 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
         )  # fmt: skip
     if shape.experts > 0:
         met = barrier(counters, met, num_threads)
-        return experts_forward(phase + 6, layer, met, thread, num_threads, num_rows, shape, weights, scratch)
+        if layer >= shape.dense_layers:
+            return experts_forward(
+                phase + 6, layer - shape.dense_layers, met, thread, num_threads, num_rows, shape, weights, scratch
+            )  # fmt: skip
+        own = weights.experts
+        return _feed_forward(
+            phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added, shape.dense_inner,
+            own.dense_gate_up, own.dense_gate_up_scales, own.dense_down, own.dense_down_scales,
+        )  # fmt: skip
     met = barrier_before(counters, met, thread, num_threads, weights.gate_up, layer, inner, hidden, each)
-    return _feed_forward(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added)
+    return _feed_forward(
+        phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added, shape.inner,
+        weights.gate_up, weights.gate_up_scales, weights.down, weights.down_scales,
+    )  # fmt: skip
 
 
 @kernel
-def _feed_forward(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added):
+def _feed_forward(
+    phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added, inner, gate_up,
+    gate_up_scales, down, down_scales,
+):  # fmt: skip
     """The dense feed-forward block of normed rows; returns the count of barriers met."""
     counters = scratch.counters
     inner_product(
-        counters, phase + 6, thread, num_threads, num_rows, shape, scratch.normed, weights.gate_up,
-        weights.gate_up_scales, weights.gate_up_bias, layer, shape.inner, scratch, scratch.inner,
+        counters, phase + 6, thread, num_threads, num_rows, shape, scratch.normed, gate_up, gate_up_scales,
+        weights.gate_up_bias, layer, inner, scratch, scratch.inner,
     )  # fmt: skip
-    met = barrier_before(counters, met, thread, num_threads, weights.down, layer, shape.hidden, shape.inner, 1)
+    met = barrier_before(counters, met, thread, num_threads, down, layer, shape.hidden, inner, 1)
     product(
-        counters, phase + 7, thread, num_threads, scratch.inner, num_rows, shape.inner, weights.down,
-        weights.down_scales, weights.down_bias, layer, shape.hidden, added, not shape.apart, scratch.wide[thread],
+        counters, phase + 7, thread, num_threads, scratch.inner, num_rows, inner, down, down_scales, weights.down_bias,
+        layer, shape.hidden, added, not shape.apart, scratch.wide[thread],
     )  # fmt: skip
     if layer + 1 < shape.layers and shape.recurrent.layers > 0:
         met = barrier(counters, met, num_threads)
     elif layer + 1 < shape.layers:
-        met = barrier_before(counters, met, thread, num_threads, weights.qkv, layer + 1, shape.qkv, shape.hidden, 1)
+        met = barrier_before(
+            counters, met, thread, num_threads, weights.qkv, layer + 1, shape.qkv, shape.query_depth, 1
+        )  # fmt: skip
     else:
         met = barrier_before(counters, met, thread, num_threads, weights.head, 0, shape.vocab, shape.hidden, 1)
     if shape.apart:

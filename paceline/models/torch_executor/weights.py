@@ -15,6 +15,10 @@ _NAMES = {
     "attention.query": "self_attn.q_proj", "attention.key": "self_attn.k_proj", "attention.value": "self_attn.v_proj",
     "attention.out": "self_attn.o_proj", "attention.query_norm": "self_attn.q_norm",
     "attention.key_norm": "self_attn.k_norm", "attention.sinks": "self_attn.sinks",
+    "attention.query_a": "self_attn.q_a_proj", "attention.query_a_norm": "self_attn.q_a_norm",
+    "attention.query_b": "self_attn.q_b_proj", "attention.latent": "self_attn.kv_a_proj",
+    "attention.latent_norm": "self_attn.kv_a_norm", "attention.key_b": "self_attn.k_b_proj",
+    "attention.value_b": "self_attn.v_b_proj",
     "attention.gate": "self_attn.g_proj",
     "attention.conv_in": "conv.in_proj", "attention.conv_taps": "conv.conv", "attention.conv_out": "conv.out_proj",
     "attention.qkv": "linear_attn.in_proj_qkv", "attention.z": "linear_attn.in_proj_z",
@@ -24,9 +28,14 @@ _NAMES = {
     "attention.delta_out": "linear_attn.out_proj",
 }  # fmt: skip
 _FEED_FORWARD = {
-    "router": "gate", "shared_gate": "shared_expert_gate", "shared": "shared_expert", "experts": "experts",
+    "router": "gate", "selection": "gate.e_score_correction", "shared_gate": "shared_expert_gate",
+    "shared": "shared_expert", "experts": "experts",
     "gate": "gate_proj", "up": "up_proj", "down": "down_proj",
 }  # fmt: skip
+
+
+_EXACT = ".selection.bias"
+"""End of the names of parameters that stay in float32: rounded to 8 bits, a bias of 10 would hide scores below 1."""
 
 
 def load_weights(
@@ -37,7 +46,7 @@ def load_weights(
     for name, _ in module.named_parameters():
         stored = checkpoint.tensor(checkpoint_name(name))
         values = torch.from_numpy(np.ascontiguousarray(shard.part(name, stored)))
-        tensors[name] = values.to(device=device, dtype=dtype)
+        tensors[name] = values.to(device=device, dtype=torch.float32 if name.endswith(_EXACT) else dtype)
     module.load_state_dict(tensors, assign=True)
 
 
