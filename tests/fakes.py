@@ -7,6 +7,7 @@ import numpy as np
 from paceline.drafters.base import BaseDrafter
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.experts import Experts
+from paceline.models.architecture.latent import LatentAttention
 from paceline.models.architecture.layer_sizes import LayerSizes
 from paceline.models.architecture.tensor_names import tensor_shapes
 from paceline.sampling import TokenTree
@@ -25,11 +26,24 @@ def small_config(model_type: str = "llama", **changes) -> ModelConfig:
 
 
 def mixture_config(model_type: str = "qwen2_moe", **changes) -> ModelConfig:
-    """A small mixture of experts, as `small_config`."""
+    """A small mixture of experts, as `small_config`; that of GLM-4.5 has one dense layer before two others."""
+    if model_type == "glm4_moe":
+        experts = Experts(
+            8, 2, True, 64, scoring_func="sigmoid", e_score_correction_bias=True, n_group=4, topk_group=2,
+            routed_scaling_factor=1.75, shared_expert_gate=False, first_k_dense_replace=1, dense_intermediate_size=160,
+        )  # fmt: skip
+        return small_config(model_type, **({"experts": experts, "intermediate_size": 96} | changes))
     shared = 64 if model_type == "qwen2_moe" else 0
     experts = Experts(num_experts=8, num_experts_per_tok=2, norm_topk_prob=not shared, shared_intermediate_size=shared)
     bias = model_type == "qwen2_moe"
     return small_config(model_type, **({"experts": experts, "intermediate_size": 96, "attention_bias": bias} | changes))
+
+
+def latent_config(**changes) -> ModelConfig:
+    """A small model with latent attention and the experts of `mixture_config`, as DeepSeek-V3."""
+    latent = LatentAttention(64, 32, qk_rope_head_dim=16, qk_nope_head_dim=48, v_head_dim=32)
+    sizes = {"latent": latent, "head_dim": 64, "rotary_dim": 16, "num_key_value_heads": 6, "attention_scale": 0.2}
+    return replace(mixture_config("glm4_moe"), **({"model_type": "deepseek_v3"} | sizes | changes))
 
 
 def varied_config() -> ModelConfig:

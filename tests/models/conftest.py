@@ -16,6 +16,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 WINDOW = {"sliding_window": 9}
 STDS = {"gate_up_proj": 0.6, "sinks": 2.0, "linear_attn.out_proj.weight": 0.1}
 """Standard deviations that make gpt-oss's gates reach their limits and its sinks matter, and keep states small."""
+ZERO_CENTRED = ("qwen3_5_text", "qwen3_5_text-even")
+"""Families whose files have norm weights less one, and whose states grow with twice the weight."""
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 VISION = {"hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "patch_size": 4}
 NEOX = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"} | {
@@ -24,6 +26,13 @@ NEOX = {key: value for key, value in SIZES.items() if key != "num_key_value_head
 }
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+DENSE_FIRST = {"moe_intermediate_size": 32, "head_dim": 16}
+ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True, "routed_scaling_factor": 1.75}
+GROUPED = {"n_group": 4, "topk_group": 2}
+HEADS = SIZES | {"num_key_value_heads": 4}
+LATENT = {
+    "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32, "moe_intermediate_size": 32,
+}  # fmt: skip
 USUAL = {"query_pre_attn_scalar": 16}
 """The head's size: another scale of Gemma's queries cannot be said in GGUF. Nor can StarCoder2's window."""
 DELTA = {
@@ -98,6 +107,30 @@ def _configs():
             rope_parameters=LLAMA3),
         "glm": t.GlmConfig(**SIZES, head_dim=16, **ENDS),
         "glm4": t.Glm4Config(**SIZES, head_dim=16, **ENDS),
+        "glm4_moe": t.Glm4MoeConfig(**SIZES | DENSE_FIRST, **ROUTED, **ENDS, attention_bias=True),
+        "glm4_moe-large": t.Glm4MoeConfig(
+            **SIZES | DENSE_FIRST | ROUTED | GROUPED | {"num_hidden_layers": 3}, **ENDS, first_k_dense_replace=2,
+            n_shared_experts=2, use_qk_norm=True, num_mtp_layers=0),
+        "dots1": t.Dots1Config(
+            **SIZES | DENSE_FIRST | ROUTED, **ENDS, first_k_dense_replace=1, n_shared_experts=2, sliding_window=None),
+        "dots1-grouped": t.Dots1Config(
+            **SIZES | DENSE_FIRST | ROUTED | GROUPED | {"norm_topk_prob": False}, **ENDS, **WINDOW, n_shared_experts=1,
+            max_window_layers=1),
+        "deepseek_v2": t.DeepseekV2Config(
+            **HEADS | LATENT | GROUPED, **ENDS, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1,
+            topk_method="group_limited_greedy", q_lora_rank=None, first_k_dense_replace=1,
+            routed_scaling_factor=0.75, rms_norm_eps=1e-3,
+            rope_parameters=YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}),
+        "deepseek_v2-greedy": t.DeepseekV2Config(
+            **HEADS | LATENT, **ENDS, n_routed_experts=8, num_experts_per_tok=3, q_lora_rank=32,
+            first_k_dense_replace=1),
+        "deepseek_v3": t.DeepseekV3Config(
+            **HEADS | LATENT | ROUTED | GROUPED, **ENDS, q_lora_rank=32, first_k_dense_replace=1,
+            rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
+        "glm4_moe_lite": t.Glm4MoeLiteConfig(
+            **HEADS | LATENT | ROUTED | {"v_head_dim": 64}, **ENDS, q_lora_rank=64),
+        "ernie4_5_moe": t.Ernie4_5_MoeConfig(
+            **SIZES | DENSE_FIRST, **ENDS, moe_num_experts=6, moe_k=3, moe_num_shared_experts=2),
         "seed_oss": t.SeedOssConfig(**SIZES, head_dim=16),
         "ernie4_5": t.Ernie4_5Config(**SIZES, head_dim=16),
         "starcoder2": t.Starcoder2Config(**SIZES, **WINDOW, **ENDS),
@@ -153,10 +186,13 @@ def tiny_models(tmp_path_factory):
         for name, parameter in model.named_parameters():
             is_scale = parameter.ndim == 1 and name.endswith("weight")
             std = next((own for part, own in STDS.items() if name.endswith(part)), 0.2)
+            is_scale = is_scale and (family not in ZERO_CENTRED or "linear_attn" in name)
             torch.nn.init.normal_(parameter, mean=1.0 if is_scale else 0.0, std=std)
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 torch.nn.init.normal_(buffer, mean=1.0, std=0.2)
+            if name.endswith("e_score_correction_bias"):
+                torch.nn.init.normal_(buffer, std=0.2)
         folder = tmp_path_factory.mktemp(family)
         model.save_pretrained(folder)
         models[family] = (folder, model)

@@ -23,6 +23,8 @@ ARCHITECTURES = {
     "stablelm": "stablelm", "cohere": "command-r", "cohere2": "cohere2", "gpt_neox": "gptneox",
     "gemma4_text": "gemma4", "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl", "granitemoehybrid": "granite",
     "lfm2": "lfm2", "qwen3_5_text": "qwen35",
+    "glm4_moe": "glm4moe", "dots1": "dots1", "ernie4_5_moe": "ernie4_5-moe",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
 }  # fmt: skip
 IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoehybrid", "ministral3")
 _LLAMA_KEYS = {
@@ -40,6 +42,12 @@ _LLAMA_KEYS = {
     "n_head": "attention.head_count", "layer_norm_epsilon": "attention.layer_norm_epsilon",
     "norm_eps": "attention.layer_norm_rms_epsilon",
     "norm_epsilon": "attention.layer_norm_epsilon", "layer_norm_eps": "attention.layer_norm_epsilon",
+    "n_routed_experts": "expert_count", "moe_num_experts": "expert_count", "moe_k": "expert_used_count",
+    "first_k_dense_replace": "leading_dense_block_count", "moe_layer_start_index": "leading_dense_block_count",
+    "n_shared_experts": "expert_shared_count", "moe_num_shared_experts": "expert_shared_count",
+    "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
+    "routed_scaling_factor": "expert_weights_scale", "norm_topk_prob": "expert_weights_norm",
+    "moe_layer_interval": "interleave_moe_layer_step", "num_nextn_predict_layers": "nextn_predict_layers",
     "use_parallel_residual": "use_parallel_residual", "logit_scale": "logit_scale",
 }  # fmt: skip
 
@@ -88,7 +96,14 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
         }  # fmt: skip
     if kind == "gpt2":
         return values | {"feed_forward_length": config["n_inner"] or 4 * config["n_embd"]}
-    if kind in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2"):
+    if ARCHITECTURES[kind] == "deepseek2":
+        values = _latent_metadata(config, values)
+    if kind in ("glm4_moe", "dots1", "deepseek_v3"):  # GLM-4.7-Flash lacks it, which has a bias
+        values["expert_gating_func"] = int(gguf.ExpertGatingFuncType.SIGMOID)
+    if kind == "ernie4_5_moe":  # as the converter has it, which llama.cpp then does not use as the width
+        values["expert_shared_feed_forward_length"] = config["intermediate_size"] // config["num_key_value_heads"]
+    values["block_count"] += values.get("nextn_predict_layers", 0)
+    if kind in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2", "dots1"):
         values.pop("attention.sliding_window", None)  # the converter leaves it out, llama.cpp has none there
     rope = config["rope_parameters"]
     full = rope.get("full_attention", rope)
@@ -145,6 +160,36 @@ def _lfm2_width(config: dict[str, Any]) -> int:
     return multiple * -(-int(width) // multiple)
 
 
+def _latent_metadata(config: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Latent attention as of one key head; `values` without layers for multi-token prediction, which are dropped."""
+    del values["attention.head_count_kv"]
+    values.pop("nextn_predict_layers", None)
+    rank, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    if config["q_lora_rank"]:
+        values["attention.q_lora_rank"] = config["q_lora_rank"]
+    if "mlp_layer_types" in config:
+        values["leading_dense_block_count"] = config["mlp_layer_types"].count("dense")
+    if "mscale_all_dim" in config["rope_parameters"]:
+        values["rope.scaling.yarn_log_multiplier"] = 0.1 * config["rope_parameters"]["mscale_all_dim"]
+    return values | {
+        "attention.head_count_kv": 1, "attention.kv_lora_rank": rank, "rope.dimension_count": rope,
+        "attention.key_length": rank + rope, "attention.value_length": rank,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rope,
+        "attention.value_length_mla": config["v_head_dim"],
+    }  # fmt: skip
+
+
+def _keys_and_values_apart(config: dict[str, Any], name: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """A matrix per head for keys, transposed, and for values, in place of DeepSeek's ``kv_b_proj``."""
+    if ".kv_b_proj." not in name:
+        yield name, values
+        return
+    heads = values.reshape(config["num_attention_heads"], -1, values.shape[1])
+    keys, rest = np.split(heads, [config["qk_nope_head_dim"]], axis=1)
+    yield name.replace(".kv_b_proj.", ".k_b_proj."), keys.transpose(0, 2, 1)
+    yield name.replace(".kv_b_proj.", ".v_b_proj."), rest
+
+
 def _rope_factors(config: dict[str, Any]) -> dict[str, np.ndarray]:
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") == "longrope":
@@ -177,9 +222,13 @@ def _tensors(config: dict[str, Any], stored: dict[str, np.ndarray]) -> Iterator[
         stored = {name: _heads_together(config, name, values) for name, values in stored.items()}
     if kind == "qwen3_5_text":
         stored = {name.replace(".dt_bias", ".dt_proj.bias"): _tiled(config, name, x) for name, x in stored.items()}
+    if "kv_lora_rank" in config:
+        stored = dict(part for name, values in stored.items() for part in _keys_and_values_apart(config, name, values))
     changes = {"gpt_oss": _gpt_oss, "gemma4_text": _gemma4}
     stored = changes.get(kind, _experts_together)(stored)
     for name, values in stored.items():
+        if name.endswith(".e_score_correction_bias"):
+            name, values = name.replace("correction_bias", "correction.bias"), values.reshape(-1)
         found = names.get_name(name, (".weight", ".bias", ".scale"))
         assert found is not None, name
         yield found, _changed(config, name, values)

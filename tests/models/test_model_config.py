@@ -28,6 +28,10 @@ GGUF = {
     "llama.attention.head_count_kv": 2, "llama.attention.layer_norm_rms_epsilon": 1e-5,
 }  # fmt: skip
 MIXTURE = LLAMA | {"model_type": "qwen2_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+GLM = LLAMA | {
+    "model_type": "glm4_moe", "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+    "n_shared_experts": 2, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
+}  # fmt: skip
 GEMMA3 = LLAMA | {"model_type": "gemma3_text", "hidden_act": None, "head_dim": 8}
 GEMMA4 = LLAMA | {
     "model_type": "gemma4_text", "hidden_act": None, "head_dim": 8, "global_head_dim": 16, "num_hidden_layers": 4,
@@ -431,12 +435,16 @@ ACTIVATIONS = {
 }
 
 
+NEED_KINDS = ("granitemoehybrid", "gemma4_text")
+
+
 def test_every_supported_type_can_be_read():
     for name in SUPPORTED_MODEL_TYPES:
         act = {"hidden_act": ACTIVATIONS.get(name, "silu")}
         eps = {"norm_epsilon": 1e-5, "layer_norm_eps": 1e-5}
         four = {"shared_intermediate_size": 96, "layer_types": ["full_attention"] * 3, "hidden_size_per_layer_input": 0}
-        base = GPT2 if name == "gpt2" else MIXTURE | act | eps | (four if "4" in name or "hybrid" in name else {})
+        base = GPT2 if name == "gpt2" else MIXTURE | act | eps | (four if name in NEED_KINDS else {})
+        base = base | {"n_routed_experts": 8, "moe_num_experts": 8, "moe_k": 2}
         assert ModelConfig.from_hf(base | {"model_type": name}).model_type == name
 
 
@@ -458,6 +466,68 @@ def test_what_a_mixture_leaves_unsaid_is_what_transformers_takes_it_for():
     assert ModelConfig.from_hf(mixtral).rope_theta == 1e6
     shared = ModelConfig.from_hf(MIXTURE).experts
     assert shared is not None and shared.shared_intermediate_size == 5632
+
+
+def test_experts_after_dense_layers():
+    config = ModelConfig.from_hf(GLM)
+    assert config.experts == Experts(
+        8, 2, True, 80, scoring_func="sigmoid", e_score_correction_bias=True, n_group=4, topk_group=2,
+        routed_scaling_factor=2.5, shared_expert_gate=False, first_k_dense_replace=1, dense_intermediate_size=96,
+    )  # fmt: skip
+    assert (config.intermediate_size, config.dense_size, config.rotary_dim, config.qk_norm) == (40, 96, 4, False)
+    assert ModelConfig.from_hf(GLM | {"use_qk_norm": True}).qk_norm
+    names = {"moe_num_experts": 8, "moe_k": 2, "moe_layer_start_index": 2, "moe_layer_end_index": 2}
+    ernie = ModelConfig.from_hf(LLAMA | names | {"model_type": "ernie4_5_moe", "moe_intermediate_size": 40})
+    assert ernie.experts == Experts(
+        8, 2, True, 80, e_score_correction_bias=True, shared_expert_gate=False, first_k_dense_replace=2,
+        dense_intermediate_size=96,
+    )  # fmt: skip
+
+
+def test_of_experts_in_gguf_tensors_tell_what_keys_do_not():
+    """llama.cpp's converter writes another width of ERNIE's shared expert than that of its tensors."""
+    keys = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 40, "leading_dense_block_count": 1,
+            "expert_shared_feed_forward_length": 7}  # fmt: skip
+    for name, extra in (("ernie4_5-moe", {}), ("glm4moe", {"expert_gating_func": 2, "expert_weights_scale": 0.0})):
+        metadata = renamed(name) | {f"{name}.{key}": value for key, value in (keys | extra).items()}
+        tensors = {"blk.1.ffn_up_shexp.weight": (80, 64), "blk.1.exp_probs_b.bias": (8,)}
+        found = ModelConfig.from_gguf(metadata, GGUF_SHAPES | tensors).experts
+        assert found is not None and found.shared_intermediate_size == 80 and found.e_score_correction_bias
+        assert found.routed_scaling_factor == 1.0
+        without = ModelConfig.from_gguf(metadata, GGUF_SHAPES).experts
+        assert without is not None and not without.shared_intermediate_size and not without.e_score_correction_bias
+        for key, value in (
+            ("expert_gating_func", 3),
+            ("interleave_moe_layer_step", 2),
+            ("leading_dense_block_count", 3),
+        ):
+            with pytest.raises(UnsupportedModel, match=key):
+                ModelConfig.from_gguf(metadata | {f"{name}.{key}": value}, GGUF_SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"scoring_func": "softmax"}, "scoring_func"),
+        ({"topk_method": "greedy"}, "topk_method"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq"),
+        ({"first_k_dense_replace": 3}, "first_k_dense_replace.*leaves none with experts"),
+        ({"n_group": 3}, "n_group"),
+        ({"n_group": 8, "topk_group": 4}, "n_group"),
+        ({"topk_group": 5}, "topk_group"),
+        ({"num_experts_per_tok": 5}, "topk_group"),
+        ({"routed_scaling_factor": 0}, "routed_scaling_factor"),
+        ({"model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_k": 2, "use_bias": True}, "use_bias"),
+        ({"model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_layer_interval": 2}, "moe_layer_interval"),
+        ({"model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_layer_end_index": 1}, "moe_layer_end_index"),
+        ({"model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_norm_min": 0.1}, "moe_norm_min"),
+    ],
+)
+def test_choices_of_experts_that_are_not_implemented_are_refused(change, named):
+    with pytest.raises(UnsupportedModel, match=named):
+        ModelConfig.from_hf(
+            GLM | change if "model_type" not in change else LLAMA | {"moe_intermediate_size": 40} | change
+        )
 
 
 @pytest.mark.parametrize(

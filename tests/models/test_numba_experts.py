@@ -1,5 +1,7 @@
 """Mixtures of experts in the fast executor: the reference's logits, rows independent of their company."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,12 +14,16 @@ from paceline.theory.experts import expected_experts
 from tests.fakes import RandomCheckpoint, mixture_config
 
 TOKENS = np.random.default_rng(1).integers(0, 131, 60).tolist()
-FAMILIES = ("qwen2_moe", "qwen3_moe", "mixtral")
+FAMILIES = ("qwen2_moe", "qwen3_moe", "mixtral", "glm4_moe")
 pytestmark = pytest.mark.usefixtures("own_weight_cache")
 
 
 @pytest.fixture(
-    scope="module", params=[*((f, "float32") for f in FAMILIES), ("qwen2_moe", "bfloat16"), ("qwen2_moe", "w8a8")]
+    scope="module",
+    params=[
+        *((f, "float32") for f in FAMILIES),
+        *((f, d) for f in ("qwen2_moe", "glm4_moe") for d in ("bfloat16", "w8a8")),
+    ],
 )
 def model(request):
     family, dtype = request.param
@@ -90,6 +96,45 @@ def test_a_row_reads_the_experts_it_is_routed_to():
     others = 6 * config.num_hidden_layers * (3 * config.intermediate_size + 1) * config.hidden_size
     dense = num_parameters(config) - others - config.vocab_size * config.hidden_size * (not config.tie_word_embeddings)
     assert bytes_per_pass(config, "int8") == dense
+
+
+def test_first_layers_without_experts_are_read_whole():
+    config = mixture_config("glm4_moe")
+    experts, per_unit = config.experts, 3 * config.hidden_size
+    others = (experts.num_experts - experts.num_experts_per_tok) * (config.intermediate_size * per_unit
+                                                                    + config.hidden_size + 1)  # fmt: skip
+    sparse = config.num_hidden_layers - experts.first_k_dense_replace
+    assert bytes_per_pass(config, "int8") == num_parameters(config) - others * sparse
+    without = replace(config, experts=replace(experts, dense_intermediate_size=experts.dense_intermediate_size + 64))
+    assert num_parameters(without) - num_parameters(config) == 64 * per_unit * experts.first_k_dense_replace
+
+
+def test_layers_with_experts_are_counted_alone():
+    model = NumbaModel(RandomCheckpoint(mixture_config("glm4_moe")), num_threads=1)
+    assert model.experts_touched.shape == (2,)
+    logits(model, model.new_cache(1), Part([0], 0, TOKENS[:1]))
+    assert model.experts_touched.tolist() == [2, 2]
+
+
+def test_groups_and_the_selection_bias_matter():
+    """Without either, the mixture of these tests would be another one."""
+    config = mixture_config("glm4_moe")
+    part = Part(range(4), 0, TOKENS)
+    first = NumbaModel(RandomCheckpoint(config), "float32", num_threads=1)
+    want = logits(first, first.new_cache(4), part)
+    for change in ({"n_group": 1, "topk_group": 1}, {"routed_scaling_factor": 1.0}, {"scoring_func": "softmax"}):
+        other = RandomCheckpoint(config)
+        other.config = replace(config, experts=replace(config.experts, **change))
+        other.fingerprint += str(change)
+        model = NumbaModel(other, "float32", num_threads=1)
+        assert np.abs(logits(model, model.new_cache(4), part) - want).max() > 1e-2
+    unbiased = RandomCheckpoint(config)
+    unbiased.fingerprint += "unbiased"
+    for name in unbiased.names():
+        if "e_score" in name:
+            unbiased.tensor(name)[:] = 0
+    model = NumbaModel(unbiased, "float32", num_threads=1)
+    assert np.abs(logits(model, model.new_cache(4), part) - want).max() > 1e-2
 
 
 def test_widths_the_kernels_do_not_cover_are_refused():

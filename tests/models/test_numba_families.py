@@ -89,6 +89,7 @@ def assert_same_but_for_rounding(ours, want):
     unsaid = {
         "qwen2": "windows",
         "starcoder2": "windows",
+        "dots1": "windows",
         "gemma2": "attention_scale",
         "gemma3_text": "attention_scale",
     }

@@ -12,6 +12,7 @@ from paceline.models.files.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.rows import Part, build_rows
 
+from .conftest import ENDS
 from .converter import convert
 from .test_int4_tensors import GROUP, SCHEMES
 from .tiny import SIZES, random_tokens
@@ -43,6 +44,9 @@ def mixtures():
             attention_k_eq_v=True,
             vocab_size_per_layer_input=WIDE["vocab_size"],
             layer_types=["sliding_attention", "full_attention"],
+        ),
+        "glm4_moe": t.Glm4MoeConfig(
+            **WIDE, head_dim=32, n_routed_experts=6, num_experts_per_tok=3, moe_intermediate_size=32, **ENDS
         ),
         "gpt_oss": t.GptOssConfig(**WIDE, head_dim=32, num_local_experts=6, num_experts_per_tok=3, sliding_window=9),
     }
@@ -89,7 +93,7 @@ def check(checkpoint) -> None:
 
 
 @pytest.mark.parametrize("storage", ["Q8_0", "Q4_0", "Q5_1"])
-@pytest.mark.parametrize("family", [*FAMILIES, "gpt_oss", "gemma4_text"])
+@pytest.mark.parametrize("family", [*FAMILIES, "gpt_oss", "gemma4_text", "glm4_moe"])
 def test_blocks_of_a_gguf_file(family, storage, folders, tmp_path):
     check(GGUFCheckpoint(convert(tmp_path / "model.gguf", folders[family], storage=storage)))
 

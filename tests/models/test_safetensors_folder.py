@@ -189,6 +189,21 @@ def test_layers_for_multi_token_prediction_are_left_alone(prefix, tiny_models, f
     assert set(SafetensorsCheckpoint(folder).names()) == set(stored)
 
 
+def test_layers_for_multi_token_prediction_that_are_numbered_on(tiny_models, tmp_path):
+    """GLM-4.5 stores one after its layers, and says so; transformers leaves it out too."""
+    folder = shutil.copytree(tiny_models["glm4_moe"][0], tmp_path / "model")
+    stored = load_file(folder / "model.safetensors")
+    names = set(SafetensorsCheckpoint(folder).names())
+    more = {f"model.layers.2.{name}.weight": torch.ones(64) for name in ("input_layernorm", "enorm")}
+    save_file(stored | more, folder / "model.safetensors")
+    checkpoint = SafetensorsCheckpoint(folder)
+    assert set(checkpoint.names()) == names and checkpoint.config.num_hidden_layers == 2
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
+    with pytest.raises(CorruptWeights, match="the configuration says 2, the weights have 3 layers"):
+        SafetensorsCheckpoint(folder)
+
+
 def test_weights_of_another_model(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 70}))

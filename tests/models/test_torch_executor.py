@@ -19,8 +19,11 @@ FAMILIES = [
     "gpt2", "olmo3", "olmoe", "ministral3", "exaone4", "exaone4-small", "glm", "glm4", "seed_oss", "ernie4_5",
     "starcoder2", "stablelm", "gpt_oss",
     "cohere", "cohere2", "gpt_neox", "gpt_neox-serial",
-    "qwen2_5_vl_text", "qwen3_vl_text", "granitemoehybrid", "lfm2", "lfm2-adjusted", "qwen3_5_text",
-    "qwen3_5_text-even", "gemma4_text", "gemma4_text-large", "gemma4_text-mixture",
+    "qwen2_5_vl_text", "qwen3_vl_text", "granitemoehybrid",
+    "glm4_moe", "glm4_moe-large", "dots1", "dots1-grouped", "ernie4_5_moe",
+    "deepseek_v2", "deepseek_v2-greedy", "deepseek_v3", "glm4_moe_lite",
+    "lfm2", "lfm2-adjusted", "qwen3_5_text", "qwen3_5_text-even",
+    "gemma4_text", "gemma4_text-large", "gemma4_text-mixture",
 ]  # fmt: skip
 TOLERANCE = 1e-4
 PAGES = (3, 0, 5)

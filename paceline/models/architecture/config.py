@@ -12,6 +12,7 @@ from typing import Any, Literal
 from paceline.models.architecture.experts import Experts, experts_from_gguf, experts_from_hf
 from paceline.models.architecture.families import FAMILIES, family_of_gguf, unknown_architecture
 from paceline.models.architecture.family import MOST_LAYERS, Family
+from paceline.models.architecture.latent import LatentAttention, latent_from_gguf, latent_from_hf, yarn_of_latent
 from paceline.models.architecture.layer_sizes import PER_LAYER, LayerSizes, largest, values_apart
 from paceline.models.architecture.recurrence import Recurrence
 from paceline.models.architecture.rope import DEFAULT_THETA, rope_from_gguf, rope_from_hf
@@ -56,6 +57,7 @@ class ModelConfig:
             then the largest. Empty where all layers are alike (see `sizes`).
         hidden_size_per_layer_input: width of the embeddings that each layer has of its own (Gemma 4); 0 for none.
         layer_scalars: whether each layer's output is multiplied by a number of its own.
+        latent: latent attention in place of the projections of queries, keys and values.
         attention_bias: of query, key and value. attention_out_bias: of the output projection.
         qk_norm: RMS norms of queries and keys, over each head or over ``all`` of them together (`qk_norm_over`).
             value_norm: RMS norms of values over each head, without weights.
@@ -122,6 +124,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     experts: Experts | None = None
     recurrence: Recurrence | None = None
+    latent: LatentAttention | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -184,9 +187,20 @@ class ModelConfig:
             and self.pre_norms and not self.post_norms and not self.windows and not self.layers_without_rope
             and self.rotary_dim is None and self.rope_factor == 1.0 and self.qk_norm_over == "head"
             and self.attention_scale is None and not self.attention_softcap and self.residual_scale == 1.0
-            and not self.attention_sinks and not self.parallel and not self.query_growth and not self.layer_sizes
+            and not self.attention_sinks and not self.parallel and not self.query_growth and self.latent is None
+            and not self.layer_sizes
             and not self.attention_gate and self.recurrence is None
         )  # fmt: skip
+
+    @property
+    def dense_size(self) -> int:
+        """Width of the feed-forward of layers without experts."""
+        return self.experts.dense_intermediate_size if self.experts else self.intermediate_size
+
+    @property
+    def value_dim(self) -> int:
+        """Size of a head's value in the product after attention."""
+        return self.latent.v_head_dim if self.latent else self.head_dim
 
     def window(self, layer: int) -> int:
         """Sliding window of `layer` in keys; 0 for full attention."""
@@ -254,11 +268,18 @@ def _from_hf(family: Family, values: Mapping[str, Any]) -> ModelConfig:
         "bos_token_id": _token("bos_token_id", fields.optional_whole("bos_token_id"), None),
         "eos_token_ids": _eos_ids(fields, vocab_size),
     }  # fmt: skip
-    own |= family.parts(fields)
-    if own.get("position_embedding") != "learned":
-        own |= rope_from_hf(fields, own["layer_sizes"][-1].head_dim if "layer_sizes" in own else head_dim, longest)
+    own |= family.parts(fields) | (latent_from_hf(fields) if family.latent else {})
+    latent: LatentAttention | None = own.get("latent")
+    if latent is not None:
+        own |= rope_from_hf(fields, latent.qk_rope_head_dim, longest)
+        if own["rotary_dim"]:
+            raise refuse("partial_rotary_factor", f"{family.model_type} turns all of qk_rope_head_dim")
+        own["rotary_dim"] = latent.qk_rope_head_dim
+    elif own.get("position_embedding") != "learned":
+        dim = own["layer_sizes"][-1].head_dim if "layer_sizes" in own else head_dim
+        own |= rope_from_hf(fields, dim, longest)
     own |= windows_from_hf(family, fields, layers, own["max_position_embeddings"])
-    if own.get("rotary_dim") and not family.turns_part:
+    if own.get("rotary_dim") and latent is None and not family.turns_part:
         raise refuse("partial_rotary_factor", f"{family.model_type} turns whole heads")
     return ModelConfig(**own)
 
@@ -288,9 +309,12 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
     heads, hidden = own.whole("attention.head_count"), own.whole("embedding_length")
     layers = own.whole("block_count", most=MOST_LAYERS) - own.whole("nextn_predict_layers", 0, least=0)
     head_dim = own.whole("attention.key_length", max(hidden // heads, 1), most=_WIDEST_HEAD)
-    own.expect("attention.value_length", head_dim)
+    if not family.latent:
+        own.expect("attention.value_length", head_dim)
     longest = own.whole("context_length")
-    experts, inner = experts_from_gguf(family.model_type, own) or (None, largest(own, "feed_forward_length"))
+    experts, inner = experts_from_gguf(family.model_type, own, shapes, layers) or (
+        None, largest(own, "feed_forward_length")
+    )  # fmt: skip
     eps = "attention.layer_norm_epsilon" if "attention.layer_norm_epsilon" in own else _RMS_EPSILON
     vocab_size = shapes.get("token_embd.weight", (0,))[0]
     fields: dict[str, Any] = {
@@ -307,6 +331,11 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
     for name in () if "layer_sizes" in fields else PER_LAYER:
         if isinstance(own.get(name, None), list) and len({*own.list(name, int, MOST_LAYERS)} - {0}) != 1:
             raise refuse(name, f"layers of different sizes are not implemented for {family.architecture}")
+    if family.latent:
+        fields |= latent_from_gguf(own)
+        own, head_dim = yarn_of_latent(own), fields["head_dim"]
+    if "blk.0.attn_q_norm.weight" in shapes and family.norms_asked:
+        fields["qk_norm"] = True
     if "blk.0.attn_q_norm.weight" in shapes and not fields.get("qk_norm"):
         raise refuse("attn_q_norm", f"a norm of queries is not implemented for {family.architecture}")
     if fields.get("position_embedding") != "learned":

@@ -1,28 +1,48 @@
 """Configuration of mixture-of-experts layers, and the shapes of their tensors; file names are in `families.py`.
 
-In a supported model every layer has experts; models that mix dense and sparse layers are refused here.
+Every layer has experts, or every one but the first few; models that mix dense and sparse layers in another order are
+refused here.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from paceline.errors import UnsupportedModel
-from paceline.models.fields import Fields
+from paceline.models.architecture.family import MOST_LAYERS
+from paceline.models.fields import Fields, refuse
 
-MIXTURE_MODEL_TYPES = ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "gpt_oss")
+Scores = Literal["softmax", "sigmoid"]
+_DENSE_FIRST: Mapping[str, Scores] = {
+    **dict.fromkeys(("glm4_moe", "glm4_moe_lite", "dots1", "deepseek_v3"), "sigmoid"),
+    **dict.fromkeys(("ernie4_5_moe", "deepseek_v2"), "softmax"),
+}  # fmt: skip
+"""Families whose first layers are dense, with the scores of their routers, which have a selection bias except that of
+DeepSeek-V2."""
+MIXTURE_MODEL_TYPES = ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "gpt_oss", *_DENSE_FIRST)
 _MOST_EXPERTS = 4096
+LEAST_TOTAL = 1e-20
+"""Added to the sum by which shares are rescaled, as in transformers: it keeps scores of 0 from being divided by 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The experts of every layer; an expert's width is the model's `intermediate_size`.
+    """The experts of a layer; an expert's width is the model's `intermediate_size`.
 
     Attributes:
         num_experts: feed-forward networks per layer. num_experts_per_tok: how many of them a token is routed to.
         norm_topk_prob: whether the router's weights of the chosen experts are rescaled to sum to 1.
         shared_intermediate_size: width of the shared expert, which all tokens use; 0 for none.
         bias: whether the router and the linear layers of the experts have biases.
+        scoring_func: what makes scores of the router's logits.
+        e_score_correction_bias: whether the experts with the largest scores plus a bias are chosen; their shares are
+            the scores alone (Wang et al. 2024, auxiliary-loss-free load balancing).
+        n_group, topk_group: experts are chosen from the `topk_group` best of `n_group` groups of neighbours. A group is
+            as good as its two best experts together, or as its best one where there is no bias.
+        routed_scaling_factor: factor on the shares of the chosen experts, after they are rescaled.
         shared_expert_gate: whether the shared expert has a share too, the sigmoid of a gate.
+        first_k_dense_replace: so many first layers have no experts, but a feed-forward of the width
+            `dense_intermediate_size`.
         beside_dense: Gemma 4's form. The shared expert is a dense feed-forward; it and the experts have norms of their
             own before and after them, and so has the router. Shares are multiplied by a number of each expert's.
     """
@@ -32,7 +52,14 @@ class Experts:
     norm_topk_prob: bool
     shared_intermediate_size: int = 0
     bias: bool = False
+    scoring_func: Scores = "softmax"
+    e_score_correction_bias: bool = False
+    n_group: int = 1
+    topk_group: int = 1
+    routed_scaling_factor: float = 1.0
     shared_expert_gate: bool = True
+    first_k_dense_replace: int = 0
+    dense_intermediate_size: int = 0
     beside_dense: bool = False
 
     def __post_init__(self) -> None:
@@ -41,6 +68,15 @@ class Experts:
                 f"num_experts_per_tok: {self.num_experts_per_tok} is not between 1 and num_experts={self.num_experts}; "
                 "get the model's configuration from its source"
             )
+        in_group, rest = divmod(self.num_experts, self.n_group)
+        if rest or not 1 <= self.topk_group <= self.n_group or (self.n_group > 1 and in_group < 2):
+            raise refuse("n_group, topk_group", f"{self.topk_group} of {self.n_group} groups of {self.num_experts}")
+        if self.topk_group * in_group < self.num_experts_per_tok:
+            raise refuse("topk_group", f"{self.topk_group} groups have fewer than {self.num_experts_per_tok} experts")
+
+    def without_the_rest(self) -> "Experts":
+        """As many experts as a token is routed to: those that a pass over one row reads."""
+        return replace(self, num_experts=self.num_experts_per_tok, n_group=1, topk_group=1)
 
 
 def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | None:
@@ -54,6 +90,8 @@ def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | No
         return _beside_dense(count, chosen, fields.whole("intermediate_size")), fields.whole("moe_intermediate_size")
     if model_type not in MIXTURE_MODEL_TYPES:
         return None
+    if model_type in _DENSE_FIRST:
+        return _after_dense_layers(model_type, fields)
     if fields.whole("decoder_sparse_step", 1) != 1 or fields.list("mlp_only_layers", int):
         raise UnsupportedModel(
             "decoder_sparse_step, mlp_only_layers: some layers are dense, which is not implemented; use a model with "
@@ -67,8 +105,50 @@ def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | No
     return Experts(fields.whole(count, most=_MOST_EXPERTS), chosen, normed, shared, bias), fields.whole(width)
 
 
-def experts_from_gguf(model_type: str, own: Fields) -> tuple[Experts, int] | None:
-    """As `experts_from_hf`, from GGUF keys without the architecture's prefix. Raises UnsupportedModel."""
+def _after_dense_layers(model_type: str, fields: Fields) -> tuple[Experts, int]:
+    """As `experts_from_hf`, for families whose first layers are dense."""
+    scores, biased = _DENSE_FIRST[model_type], model_type != "deepseek_v2"
+    fields.expect("scoring_func", scores, *(("noaux_tc",) if scores == "sigmoid" else ()))
+    fields.expect("topk_method", *(("noaux_tc",) if biased else ("greedy", "group_limited_greedy")))
+    if not biased:
+        fields.expect("norm_topk_prob", False)
+    grouped = biased or fields.text("topk_method", "greedy") != "greedy"
+    for name in ("moe_layer_freq", "moe_layer_interval"):
+        fields.expect(name, 1)
+    layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
+    fields.expect("moe_layer_end_index", layers - 1, -1)
+    fields.expect("moe_norm_min", 1e-12)
+    width = fields.whole("moe_intermediate_size")
+    return Experts(
+        fields.whole("n_routed_experts", most=_MOST_EXPERTS), fields.whole("num_experts_per_tok"),
+        model_type == "ernie4_5_moe" or fields.flag("norm_topk_prob", False),
+        width * fields.whole("n_shared_experts", 0, least=0, most=_MOST_EXPERTS),
+        scoring_func=scores, e_score_correction_bias=biased,
+        n_group=fields.whole("n_group", 1) if grouped else 1,
+        topk_group=fields.whole("topk_group", 1) if grouped else 1,
+        routed_scaling_factor=fields.number("routed_scaling_factor", 1.0), shared_expert_gate=False,
+        first_k_dense_replace=_dense_layers(fields, "first_k_dense_replace", layers),
+        dense_intermediate_size=fields.whole("intermediate_size"),
+    ), width  # fmt: skip
+
+
+def _dense_layers(fields: Fields, name: str, layers: int) -> int:
+    """The number of dense first layers, of `layers` in all; ``mlp_layer_types`` goes before the field `name`."""
+    first, kinds = fields.whole(name, 0, least=0, most=MOST_LAYERS), fields.list("mlp_layer_types", str, MOST_LAYERS)
+    if kinds:
+        first = kinds.index("sparse") if "sparse" in kinds else len(kinds)
+        if kinds != ["dense"] * first + ["sparse"] * (layers - first):
+            raise refuse("mlp_layer_types", f"{len(kinds)} for {layers} layers, dense ones first, then sparse ones")
+    if first >= layers:
+        raise refuse(name, f"{first} of {layers} layers leaves none with experts")
+    return first
+
+
+def experts_from_gguf(
+    model_type: str, own: Fields, shapes: Mapping[str, tuple[int, ...]], layers: int
+) -> tuple[Experts, int] | None:
+    """As `experts_from_hf`, from GGUF keys without the architecture's prefix and from the `shapes` of the file's
+    tensors. Raises UnsupportedModel."""
     if model_type == "gemma4_text" and own.whole("expert_count", 0, least=0, most=_MOST_EXPERTS):
         experts = _beside_dense(own.whole("expert_count"), own.whole("expert_used_count"),
                                 own.whole("feed_forward_length"))  # fmt: skip
@@ -76,6 +156,9 @@ def experts_from_gguf(model_type: str, own: Fields) -> tuple[Experts, int] | Non
     if model_type not in MIXTURE_MODEL_TYPES:
         own.expect("expert_count", 0)
         return None
+    if model_type in _DENSE_FIRST:
+        return _after_dense_layers_gguf(model_type, own, shapes, layers)
+    own.expect("leading_dense_block_count", 0)
     own.expect("expert_gating_func", *((1, 3) if model_type == "gpt_oss" else (1,)))  # 3: softmax of the chosen
     own.expect("expert_weights_scale", 1.0, 0.0)
     width = own.whole("expert_feed_forward_length", own.get("feed_forward_length", None))
@@ -89,12 +172,37 @@ def _beside_dense(count: int, chosen: int, dense: int) -> Experts:
     return Experts(count, chosen, True, dense, shared_expert_gate=False, beside_dense=True)
 
 
+def _after_dense_layers_gguf(
+    model_type: str, own: Fields, shapes: Mapping[str, tuple[int, ...]], layers: int
+) -> tuple[Experts, int]:
+    """As `_after_dense_layers`. The width of the shared expert is read from its tensors: converters disagree on its
+    key."""
+    own.expect("interleave_moe_layer_step", 1)
+    first = _dense_layers(own, "leading_dense_block_count", layers)
+    scores, biased = _DENSE_FIRST[model_type], f"blk.{first}.exp_probs_b.bias" in shapes
+    if model_type == "deepseek_v2":  # the name of V3 too, which alone has a bias
+        scores = "sigmoid" if own.whole("expert_gating_func", 1 + biased) == 2 else "softmax"
+    own.expect("expert_gating_func", 1 if scores == "softmax" else 2)
+    return Experts(
+        own.whole("expert_count", most=_MOST_EXPERTS), own.whole("expert_used_count"),
+        model_type == "ernie4_5_moe" or own.flag("expert_weights_norm", False),
+        shapes.get(f"blk.{first}.ffn_up_shexp.weight", (0,))[0],
+        scoring_func=scores, e_score_correction_bias=biased,
+        n_group=own.whole("expert_group_count", 1, least=0) or 1,
+        topk_group=own.whole("expert_group_used_count", 1, least=0) or 1,
+        routed_scaling_factor=own.number("expert_weights_scale", 1.0, above=-1e-9) or 1.0, shared_expert_gate=False,
+        first_k_dense_replace=first, dense_intermediate_size=own.whole("feed_forward_length"),
+    ), own.whole("expert_feed_forward_length")  # fmt: skip
+
+
 def expert_shapes(experts: Experts, hidden: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name (inside a layer) and shape of every tensor of a mixture-of-experts feed-forward."""
     shared = experts.shared_intermediate_size
     yield "mlp.gate.weight", (experts.num_experts, hidden)
     if experts.bias:
         yield "mlp.gate.bias", (experts.num_experts,)
+    if experts.e_score_correction_bias:
+        yield "mlp.gate.e_score_correction.bias", (experts.num_experts,)
     widths = [(f"mlp.experts.{i}", inner) for i in range(experts.num_experts)]
     widths += [("mlp.shared_expert", shared)] if shared else []
     for stem, width in widths:

@@ -43,6 +43,23 @@ _MIXTRAL_NAMES = {
     "mlp.gate": "block_sparse_moe.gate", "mlp.experts.gate_proj": "block_sparse_moe.experts.w1",
     "mlp.experts.up_proj": "block_sparse_moe.experts.w3", "mlp.experts.down_proj": "block_sparse_moe.experts.w2",
 }  # fmt: skip
+_SCORE_BIAS = "mlp.gate.e_score_correction.bias"
+_SHARED_NAMES = {
+    f"mlp.shared_expert.{part}_proj": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
+} | {_SCORE_BIAS: "mlp.gate.e_score_correction_bias"}
+_LATENT_NAMES = _SHARED_NAMES | {
+    "self_attn.q_a_norm": "self_attn.q_a_layernorm", "self_attn.kv_a_norm": "self_attn.kv_a_layernorm",
+    "self_attn.kv_a_proj": "self_attn.kv_a_proj_with_mqa",
+}  # fmt: skip
+_KEYS_AND_VALUES = ("self_attn.k_b_proj", "self_attn.v_b_proj")
+_LATENT: dict[str, Any] = {
+    "names": _LATENT_NAMES, "woven": {"self_attn.kv_b_proj": _KEYS_AND_VALUES},
+    "gguf_woven": {"attn_kv_b": _KEYS_AND_VALUES}, "interleaved": True, "latent": True,
+}  # fmt: skip
+_ERNIE_KEYS = {
+    "n_routed_experts": "moe_num_experts", "num_experts_per_tok": "moe_k", "n_shared_experts": "moe_num_shared_experts",
+    "first_k_dense_replace": "moe_layer_start_index",
+}  # fmt: skip
 _GPT2_NAMES = {
     "model.embed_tokens": "transformer.wte", "model.position_embeddings": "transformer.wpe",
     "model.norm": "transformer.ln_f", "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2",
@@ -80,6 +97,8 @@ _GEMMA_DEFAULTS = {
     "sliding_window": 4096, "num_attention_heads": 8, "num_key_value_heads": 4,
 }  # fmt: skip
 _QWEN = {"max_window_layers": 28}
+_ERNIE = {"tie_word_embeddings": True, "rope_theta": 5e5}
+_ONE_OF_EACH = {"n_shared_experts": 1, "first_k_dense_replace": 1}
 _GLM = {"attention_bias": True, "head_dim": 128, "partial_rotary_factor": 0.5}
 _GEMMA_KEYS = {"hidden_act": "hidden_activation"}
 
@@ -186,11 +205,31 @@ FAMILIES: Mapping[str, Family] = {
         Family("glm4", "glm4", "glm with norms after attention and feed-forward too; GLM-4-0414", names=_GLM4_NAMES,
                defaults=_GLM, stacked=_GATE_UP, gguf_stacked=_FFN_UP, interleaved=True, turns_part=True,
                parts=parts.glm4, gguf_parts=parts.both_norms),
+        Family("glm4_moe", "glm4moe", "half of a head turns; experts after dense first layers, chosen by sigmoids plus "
+               "a bias from the best groups, and a shared one; norms of queries and keys per head where asked; GLM-4.5 "
+               "and 4.6", names=_SHARED_NAMES,
+               defaults={"partial_rotary_factor": 0.5, "norm_topk_prob": True, **_ONE_OF_EACH},
+               turns_part=True, norms_asked=True, gguf_names={"post_attention_layernorm": "post_attention_norm"},
+               parts=parts.glm4_moe),
+        Family("dots1", "dots1", "glm4_moe with norms of queries and keys per head, whole heads that turn and a window "
+               "where layer_types say so; dots.llm1", names=_SHARED_NAMES, window="typed", parts=parts.head_norms,
+               gguf_parts=parts.head_norms),
+        Family("deepseek_v2", "deepseek2", "latent attention; experts after dense first layers, chosen by softmax from "
+               "the best groups, and shared ones; DeepSeek-V2, V2-Lite", defaults={"n_shared_experts": 2}, **_LATENT),
+        Family("deepseek_v3", "deepseek2", "deepseek_v2 with sigmoids plus a bias; DeepSeek-V3 and R1", defaults={
+               "n_shared_experts": 1, "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4,
+               "norm_topk_prob": True, "routed_scaling_factor": 2.5}, **_LATENT),
+        Family("glm4_moe_lite", "deepseek2", "deepseek_v3 with other defaults; GLM-4.7-Flash", defaults={
+               **_ONE_OF_EACH, "norm_topk_prob": True, "routed_scaling_factor": 1.8}, **_LATENT),
         Family("seed_oss", "seed_oss", "biases on queries, keys and values",
                defaults={"attention_bias": True, "head_dim": 128},
                gguf_names={"post_attention_layernorm": "post_attention_norm"}, parts=parts.seed_oss),
         Family("ernie4_5", "ernie4_5", "llama that turns pairs of a head", interleaved=True,
-               defaults={"tie_word_embeddings": True, "head_dim": 128, "rope_theta": 5e5}, parts=parts.biased),
+               defaults={**_ERNIE, "head_dim": 128}, parts=parts.biased),
+        Family("ernie4_5_moe", "ernie4_5-moe", "ernie4_5 with experts after dense first layers, chosen by softmax plus "
+               "a bias, and a shared one; 21B-A3B, 300B-A47B", keys=_ERNIE_KEYS, interleaved=True,
+               names=_SHARED_NAMES | {_SCORE_BIAS: "mlp.moe_statics.e_score_correction_bias"},
+               defaults={**_ERNIE, **_ONE_OF_EACH, "n_shared_experts": 2}, parts=parts.ernie4_5_moe),
         Family("starcoder2", "starcoder2", "layer norms, biases, no gate, a window on all layers", window="all",
                gguf_window=4096,
                keys={"norm_eps": "norm_epsilon"}, names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},

@@ -49,6 +49,8 @@ class Family:
         gguf_window: the window of GGUF files that state none; 0 for full attention.
         turns_windows: whether, in models with windows, only the layers with a window have rotary positions.
         turns_part: whether ``partial_rotary_factor`` is supported.
+        latent: whether attention is latent (`latent.py`).
+        norms_asked: whether only models that ask for them (``use_qk_norm``) have norms of queries and keys.
         yarn_truncates: YaRN's ``truncate``, of which GGUF says nothing.
         parts: fields of `ModelConfig` that differ, from ``config.json``. gguf_parts: the same from GGUF.
     """
@@ -76,6 +78,8 @@ class Family:
     gguf_window: int = 0
     turns_windows: bool = False
     turns_part: bool = False
+    latent: bool = False
+    norms_asked: bool = False
     yarn_truncates: bool = True
     parts: Callable[[Fields], dict[str, Any]] = _as_llama
     gguf_parts: Callable[[Fields], dict[str, Any]] = _as_llama
@@ -87,9 +91,13 @@ GGUF_PARTS: Mapping[str, str] = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_norm": "attn_q_a_norm", "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj": "attn_kv_a_mqa", "self_attn.kv_a_norm": "attn_kv_a_norm",
+    "self_attn.k_b_proj": "attn_k_b", "self_attn.v_b_proj": "attn_v_b",
     "self_attn.sinks": "attn_sinks", "self_attn.out_norm": "post_attention_norm", "mlp.out_norm": "post_ffw_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.gate": "ffn_gate_inp", "mlp.gate.e_score_correction": "exp_probs_b",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps",

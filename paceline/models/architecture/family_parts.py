@@ -140,6 +140,17 @@ def glm4(fields: Fields) -> dict[str, Any]:
     return glm(fields) | both_norms(fields)
 
 
+def glm4_moe(fields: Fields) -> dict[str, Any]:
+    """GLM-4.5, of which the large model has norms of queries and keys."""
+    return glm(fields) | {"qk_norm": fields.flag("use_qk_norm", False)}
+
+
+def ernie4_5_moe(fields: Fields) -> dict[str, Any]:
+    """ERNIE 4.5 with experts, which have no biases."""
+    fields.expect("use_bias", False)
+    return {}
+
+
 def seed_oss(fields: Fields) -> dict[str, Any]:
     """Seed-OSS, which asks for the bias of the output projection by itself."""
     return {"attention_out_bias": fields.flag("attention_out_bias", False)}

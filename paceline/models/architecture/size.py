@@ -27,7 +27,7 @@ def bytes_per_pass(config: ModelConfig, dtype: str, scored: int | None = None, n
     and the first `num_layers` layers; both default to all. Of a layer's experts those count that a row is routed to.
     """
     if config.experts:
-        config = replace(config, experts=replace(config.experts, num_experts=config.experts.num_experts_per_tok))
+        config = replace(config, experts=config.experts.without_the_rest())
     if num_layers is not None:
         config = replace(config, num_hidden_layers=num_layers, windows=config.windows[:num_layers],
                          layer_sizes=config.layer_sizes[:num_layers])  # fmt: skip

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from paceline.errors import CorruptWeights
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.experts import expert_shapes
+from paceline.models.architecture.latent import latent_shapes
 from paceline.models.architecture.layer_sizes import LayerSizes
 from paceline.models.architecture.recurrence import recurrent_shapes
 
@@ -64,10 +65,10 @@ def _layer(config: ModelConfig, number: int) -> Iterator[Named]:
         yield from _norm(config, "self_attn.out_norm")
     if config.pre_norms:
         yield from _norm(config, "post_attention_layernorm")
-    if config.experts:
+    if config.experts and number >= config.experts.first_k_dense_replace:
         yield from expert_shapes(config.experts, config.hidden_size, config.intermediate_size)
     else:
-        yield from _feed_forward(config, sizes.intermediate_size)
+        yield from _feed_forward(config, sizes.intermediate_size if config.layer_sizes else config.dense_size)
     if config.post_norms:
         yield from _norm(config, "mlp.out_norm")
     if width := config.hidden_size_per_layer_input:
@@ -85,6 +86,9 @@ def _norm(config: ModelConfig, name: str) -> Iterator[Named]:
 
 
 def _attention(config: ModelConfig, sizes: LayerSizes) -> Iterator[Named]:
+    if config.latent:
+        yield from latent_shapes(config.latent, config.hidden_size, config.num_attention_heads)
+        return
     query, key = config.num_attention_heads * sizes.head_dim, sizes.num_key_value_heads * sizes.head_dim
     for part, rows, exists in (("q_proj", query, True), ("k_proj", key, sizes.has_keys),
                                ("v_proj", key, sizes.has_values)):  # fmt: skip

@@ -18,7 +18,7 @@ from paceline.models.cuda_executor.block_matrix import BlockMatrix
 from paceline.models.cuda_executor.kernels.experts import MOST_PAIRS, grouped, lowered, raised, route
 from paceline.models.cuda_executor.kernels.products import Weights, product
 from paceline.models.cuda_executor.staging import LARGEST
-from paceline.models.torch_executor.layers import FeedForward, MixtureOfExperts, Pass
+from paceline.models.torch_executor.layers import FeedForward, MixtureOfExperts, Pass, of_shared
 from paceline.models.torch_executor.split_layers import alone
 
 _Linears = Sequence[nn.Linear | BlockLinear]
@@ -49,6 +49,7 @@ class FusedExperts(nn.Module):
         self.router, self._experts, self._deterministic = own.router, own.settings, deterministic
         self._total = own.total
         self.shared, self.shared_gate = shared, own.shared_gate
+        self.selection = None if own.selection is None else own.selection.bias
         gates, ups, downs = (_linears(own, name) for name in ("gate", "up", "down"))
         self._activate = cast(FeedForward, own.experts[0])
         both = [each for pair in zip(gates, ups, strict=True) for each in pair]
@@ -97,12 +98,10 @@ class FusedExperts(nn.Module):
         logits = torch.empty(len(x), self._experts.num_experts, device=x.device)
         product(x, cast(Weights, self.router.weight), self.router.bias, out=logits)
         slots = (None, -1) if step is None else (step.slots, getattr(step.cache, "spare_slot", -1))
-        return route(logits, self._experts.num_experts_per_tok, self._experts.norm_topk_prob, *slots)
+        return route(logits, self._experts, self.selection, *slots)
 
     def _shared(self, x: Tensor) -> Tensor | None:
-        if self.shared is None or self.shared_gate is None:
-            return None
-        return torch.sigmoid(self.shared_gate(x)) * self.shared(x)
+        return None if self.shared is None else of_shared(self.shared, self.shared_gate, x)
 
     def _one_by_one(self, x: Tensor) -> Tensor:
         """`forward` of many rows."""

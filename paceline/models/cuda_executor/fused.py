@@ -12,7 +12,7 @@ many.
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -353,8 +353,10 @@ def _fused_feed_forward(own: nn.Module, deterministic: bool) -> nn.Module:
     return own
 
 
-def _turns_heads(own: Attention) -> bool:
+def _turns_heads(own: nn.Module) -> TypeGuard[Attention]:
     """Whether `place_heads` can norm and rotate the heads of `own`."""
+    if not isinstance(own, Attention):
+        return False
     return own.table != NO_TABLE and not (own.over_all and isinstance(own.query_norm, RMSNorm))
 
 

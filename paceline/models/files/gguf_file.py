@@ -98,10 +98,10 @@ class GGUFCheckpoint:
         return finite(source.values(self._read(self._entries[source.name])), name, self._path)
 
     def blocks(self, name: str) -> StoredBlocks | None:
-        """See `KeepsBlocks`: rows of blocks read from the memory map; None for a vector."""
+        """See `KeepsBlocks`: rows of blocks read from the memory map; None for a vector, and where they are columns."""
         source = self._source(name)
         entry = self._entries[source.name]
-        if len(source.shape) != 2 or len(entry.shape) < 2:
+        if len(source.shape) != 2 or len(entry.shape) < 2 or source.transposed:
             return None
         rows = self._raw(entry).reshape(math.prod(entry.shape[:-1]), -1)
         _check_scales(rows, entry, self._part_of[entry.name].path)

@@ -15,8 +15,9 @@ import numpy as np
 
 from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
 from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.family import MOST_LAYERS
 from paceline.models.architecture.tensor_names import check_depth
-from paceline.models.fields import is_text, shown
+from paceline.models.fields import Fields, is_text, shown
 from paceline.models.files.bfloat16 import from_bfloat16
 from paceline.models.files.byte_tensors import FLOAT, SCALES, WHOLE, bytes_of
 from paceline.models.files.checkpoint import StoredBlocks, finite
@@ -69,7 +70,8 @@ class SafetensorsCheckpoint:
         found = {name: e.shape for name, e in self._entries.items()}
         shapes = found | self._int4_shapes()
         self._sources = check_complete(transformers_sources(self._config), shapes, self._folder)
-        check_transformers_layers(self._config, self._entries, self._folder)
+        predicting = Fields(values).whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS)
+        check_transformers_layers(self._config, self._entries, self._folder, predicting)
 
     def __reduce__(self):
         """A checkpoint is pickled as its path."""

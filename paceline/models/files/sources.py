@@ -31,10 +31,11 @@ class Source:
     Attributes:
         name, file_shape: name and shape of the file's tensor. shape: shape of the model's tensor.
         first: the first row in the file's tensor (after undoing `transposed`; leading axes are flattened to rows).
-        every, run: of runs of `run` rows, how far apart ours are, from `first` on.
-        transposed: whether the file stores [in, out].
+        every, run: of every `every` rows `run` are ours, from `first` on; 0 for rows that lie together.
+        transposed: whether the file stores [in, out], one matrix or several.
         pairs: number of heads whose rows are interleaved as pairs (2i, 2i + 1) instead of halves; 0 for none.
-        turned: how many rows of such a head, the first ones, are interleaved; 0 for all.
+        turned: how many rows of such a head are interleaved, its first ones or (`turns_last`) its last ones, which are
+            the first of ours; 0 for all.
         shift: is added to the values.
         log_of_negative: whether the model's tensor is log(-x) of the file's x.
     """
@@ -47,8 +48,9 @@ class Source:
     pairs: int = 0
     turned: int = 0
     shift: float = 0.0
-    every: int = 1
-    run: int = 1
+    every: int = 0
+    run: int = 0
+    turns_last: bool = False
     log_of_negative: bool = False
 
     @property
@@ -58,7 +60,7 @@ class Source:
 
     def values(self, stored: np.ndarray) -> np.ndarray:
         """The model's tensor, float32, from the file's tensor `stored`."""
-        stored = stored.T if self.transposed else stored.reshape(-1, *self.shape[1:])
+        stored = (stored.swapaxes(-2, -1) if self.transposed else stored).reshape(-1, *self.shape[1:])
         values = self.rows(stored)
         if self.log_of_negative:
             values = np.log(-values)
@@ -67,15 +69,16 @@ class Source:
     def rows(self, stored: np.ndarray) -> np.ndarray:
         """The model's rows [n, ...], in its order, of the file's rows [rows, ...]; values or bytes."""
         part = stored[self.first : self.first + self.shape[0]]
-        if self.every > 1:
-            runs = stored.reshape(-1, self.every, self.run, *stored.shape[1:])[:, self.first // self.run]
+        if self.every:
+            runs = stored.reshape(-1, self.every, *stored.shape[1:])[:, self.first : self.first + self.run]
             part = runs.reshape(-1, *stored.shape[1:])
         if not self.pairs:
             return part
         heads = part.reshape(self.pairs, part.shape[0] // self.pairs, -1)
-        turned = heads[:, : self.turned or None]
-        halves = turned.reshape(self.pairs, turned.shape[1] // 2, 2, -1).swapaxes(1, 2).reshape(turned.shape)
-        return np.concatenate([halves, heads[:, turned.shape[1] :]], axis=1).reshape(part.shape)
+        size = self.turned or heads.shape[1]
+        turned, rest = (heads[:, -size:], heads[:, :-size]) if self.turns_last else (heads[:, :size], heads[:, size:])
+        halves = turned.reshape(self.pairs, size // 2, 2, -1).swapaxes(1, 2).reshape(turned.shape)
+        return np.concatenate([halves, rest], axis=1).reshape(part.shape)
 
 
 def transformers_sources(config: ModelConfig) -> Iterator[tuple[str, Source]]:
@@ -96,7 +99,7 @@ def transformers_sources(config: ModelConfig) -> Iterator[tuple[str, Source]]:
             theirs, whole[::-1] if transposed else whole, shape, place.first, transposed,
             pairs=_heads(config, part) if family.interleaved else 0, turned=rotary_dim(config),
             shift=family.norm_shift if is_norm and part != "linear_attn.norm" else 0.0, every=place.every,
-            run=place.run,
+            run=place.run, turns_last=family.latent,
         )  # fmt: skip
 
 
@@ -104,8 +107,10 @@ def gguf_sources(config: ModelConfig, has_tensor: Callable[[str], bool]) -> Iter
     """(name, source) of every tensor in a GGUF file; `has_tensor` tells whether the converter stacked tensors."""
     family = family_of(config.model_type)
     names = {**GGUF_PARTS, **family.gguf_names}
-    stacked = {k: v for k, v in family.gguf_stacked.items() if k == "ffn_up" or has_tensor(f"blk.0.{k}.weight")}
-    places = _Places(config, stacked, family.gguf_woven)
+    first = f"blk.{config.attention_layers[0]}."
+    stacked = {k: v for k, v in family.gguf_stacked.items() if k == "ffn_up" or has_tensor(f"{first}{k}.weight")}
+    woven = {k: v for k, v in family.gguf_woven.items() if has_tensor(f"{first}{k}.weight")}
+    places = _Places(config, stacked, woven)
     for name, shape in each_tensor(config):
         number, part, kind = _taken_apart(name)
         prefix = "" if number is None else f"blk.{number}."
@@ -120,10 +125,15 @@ def gguf_sources(config: ModelConfig, has_tensor: Callable[[str], bool]) -> Iter
         place = places.of(part, shape[0])
         whole = (shape[1],) if part == "mlp.shared_expert_gate" else (place.rows, *shape[1:])
         stem = names.get(f"{part}.{kind}") or f"{names.get(place.part, place.part)}.{kind}"
+        is_transposed = place.part == "self_attn.k_b_proj"
+        if place.part in ("self_attn.k_b_proj", "self_attn.v_b_proj"):  # a matrix for each head
+            own = (shape[0] // config.num_attention_heads, shape[1])
+            whole = (config.num_attention_heads, *(own[::-1] if is_transposed else own))
         yield name, Source(
-            f"{prefix}{stem}", whole, shape, place.first,
+            f"{prefix}{stem}", whole, shape, place.first, is_transposed,
             pairs=_heads(config, part) if family.pairs or family.interleaved else 0, turned=rotary_dim(config),
-            every=place.every, run=place.run, log_of_negative=part == "linear_attn.A_log",
+            every=place.every, run=place.run, turns_last=family.latent,
+            log_of_negative=part == "linear_attn.A_log",
         )  # fmt: skip
 
 
@@ -141,7 +151,7 @@ def check_complete(sources: Iterator[tuple[str, Source]], found: Mapping[str, tu
             missing.append(source.name)
             if len(missing) == _MOST_NAMED:
                 break
-        elif tuple(shape) != source.file_shape:
+        elif tuple(shape) not in (source.file_shape, (1, *source.file_shape)):
             raise CorruptWeights(
                 f"{file}: {source.name} has shape {tuple(shape)}, the configuration says {source.file_shape}; "
                 "configuration and weights are of different models, download both again"
@@ -152,11 +162,14 @@ def check_complete(sources: Iterator[tuple[str, Source]], found: Mapping[str, tu
     return out
 
 
-def check_transformers_layers(config: ModelConfig, names: Iterable[str], folder: object) -> None:
-    """Raise CorruptWeights where the tensors `names` of a model folder have more layers than the config."""
+def check_transformers_layers(
+    config: ModelConfig, names: Iterable[str], folder: object, predicting: int = 0
+) -> None:  # fmt: skip
+    """Raise CorruptWeights where the tensors `names` of a model folder have more layers than the config, and than the
+    layers for multi-token prediction after these (``num_nextn_predict_layers``), which are left out."""
     family = family_of(config.model_type)
     field = family.keys.get("num_hidden_layers", "num_hidden_layers")
-    _check_layers(config.num_hidden_layers, names, family.layers, field, folder)
+    _check_layers(config.num_hidden_layers + predicting, names, family.layers, field, folder)
 
 
 def check_gguf_layers(config: ModelConfig, metadata: Mapping[str, Any], names: Iterable[str], file: object) -> None:
@@ -171,7 +184,7 @@ def check_gguf_layers(config: ModelConfig, metadata: Mapping[str, Any], names: I
 def _check_layers(said: int, names: Iterable[str], layer: str, field: str, file: object) -> None:
     """Refuse layers that would be left out: the text would be another model's.
 
-    In model folders, layers for multi-token prediction begin with another prefix (``mtp.``, ``model.mtp_layers.``).
+    In most model folders, layers for multi-token prediction have another prefix (``mtp.``, ``model.mtp_layers.``).
     """
     number = re.compile(re.escape(layer).replace(r"\{\}", "([0-9]{1,9})") + r"\.")
     stored = 1 + max((int(found[1]) for name in names if (found := number.match(name))), default=-1)
@@ -188,13 +201,13 @@ def base_prefix(config: ModelConfig) -> str:
 
 
 class _Place(NamedTuple):
-    """The file's part that holds one of ours, its number of rows, and which of them are ours."""
+    """The file's part that holds one of ours, its number of rows, and which of them are ours (see `Source`)."""
 
     part: str
     rows: int
     first: int = 0
-    every: int = 1
-    run: int = 1
+    every: int = 0
+    run: int = 0
 
 
 class _Places:
@@ -208,15 +221,20 @@ class _Places:
         query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
         inner = config.intermediate_size
         rows = {"q_proj": query, "k_proj": key, "v_proj": key, "gate_proj": inner, "up_proj": inner, "g_proj": query}
+        if config.latent:
+            heads, own = config.num_attention_heads, config.latent
+            rows |= {"k_b_proj": heads * own.qk_nope_head_dim, "v_b_proj": heads * own.v_head_dim}
         self._of: dict[str, _Place] = {}
         for theirs, parts in stacked.items():
             sizes = [rows[part.rsplit(".", 1)[1]] for part in parts]
             for i, part in enumerate(parts):
                 self._of[part] = _Place(theirs, sum(sizes), sum(sizes[:i]))
         for theirs, parts in (woven or {}).items():
+            sizes = [rows[part.rsplit(".", 1)[1]] for part in parts]
+            turns = config.num_attention_heads if parts[0].startswith("self_attn") else sizes[0]
+            runs = [size // turns for size in sizes]
             for i, part in enumerate(parts):
-                run = config.head_dim if part.startswith("self_attn") else 1
-                self._of[part] = _Place(theirs, len(parts) * rows[part.rsplit(".", 1)[1]], i * run, len(parts), run)
+                self._of[part] = _Place(theirs, sum(sizes), sum(runs[:i]), sum(runs), runs[i])
 
     def of(self, part: str, rows: int) -> _Place:
         """Where `part` of so many `rows` is."""
@@ -243,5 +261,6 @@ def _transformers_name(family: Family, number: int | None, part: str, expert: st
 
 def _heads(config: ModelConfig, part: str) -> int:
     """The number of heads of queries or keys, whose rows a file may interleave; 0 for other parts."""
-    heads = {"self_attn.q_proj": config.num_attention_heads, "self_attn.k_proj": config.num_key_value_heads}
+    heads = {"self_attn.q_proj": config.num_attention_heads, "self_attn.k_proj": config.num_key_value_heads,
+             "self_attn.q_b_proj": config.num_attention_heads, "self_attn.kv_a_proj": 1}  # fmt: skip
     return heads.get(part, 0)

@@ -76,6 +76,7 @@ class Run(NamedTuple):
         all_heads: query heads of the model.
         kv_head, group, blocks: the key-value head, its query heads, and the blocks these fall into.
         head_dim, row_size: elements of a query, and of a row of queries, keys and values.
+        value_dim: leading elements of a head's sum that are wanted.
         page_start, page_size: first element of the key-value head and this layer in page 0; elements of a page.
         value_size: elements of a token's value, scales included.
         shared, natural: positions that lie in the segment's pages for every row and for some row.
@@ -92,6 +93,7 @@ class Run(NamedTuple):
     group: int
     blocks: int
     head_dim: int
+    value_dim: int
     row_size: int
     page_start: int
     page_size: int
@@ -104,6 +106,12 @@ class Run(NamedTuple):
     cap: np.float32
     window: int
     gate: int
+
+
+@kernel
+def value_dim(shape):
+    """Elements of a head's value; where attention is latent it is cached with zeros up to a key's size."""
+    return shape.latent.value if shape.latent.rank > 0 else shape.head_dim
 
 
 @kernel
@@ -167,7 +175,7 @@ def _first_run(
         row += 1
     last, pages = min(row * blocks, end), (longest + PAGE_SIZE - 1) // PAGE_SIZE
     return Run(
-        first, last, shape.heads, kv_head, shape.heads // shape.kv_heads, blocks, dim, shape.qkv,
+        first, last, shape.heads, kv_head, shape.heads // shape.kv_heads, blocks, dim, value_dim(shape), shape.qkv,
         page_start, page_size, value_size, shared, natural,
         pages if last - first == 1 else max(4, ELEMENTS_AT_ONCE // (dim * PAGE_SIZE)), pages * PAGE_SIZE + SLACK,
         shape.attention_scale, shape.attention_cap, window, gate,
@@ -342,14 +350,17 @@ def _gate_sums(sums, start, qkv, gates, size):
 
 @kernel
 def _put_sums(run, scores, sums, qkv, mixed):
-    """Write the normalised and gated sums of the blocks to `mixed`, rows of [heads, head_dim] (`operand.py`)."""
-    dim = run.head_dim
+    """Write the normalised and gated sums of the blocks to `mixed`, rows of [heads, value_dim] (`operand.py`)."""
+    dim, kept = run.head_dim, run.value_dim
     for block in range(run.first, run.last):
         row, head, heads, at = _place(block, run)
         start = (block - run.first) * 2 * MOST_HEADS * dim
         for one in range(heads):
             even = start + one * dim
             add_halves(sums, even, even + heads * dim, dim, scores[_factor_place(at, one, run)])
+            if kept < dim:
+                put(mixed, row, run.all_heads * kept, (head + one) * kept, sums, even, kept)
         if run.gate >= 0:
             _gate_sums(sums, start, qkv, row * run.row_size + run.gate + head * dim, heads * dim)
-        put(mixed, row, run.all_heads * dim, head * dim, sums, start, heads * dim)
+        if kept == dim:
+            put(mixed, row, run.all_heads * dim, head * dim, sums, start, heads * dim)

@@ -29,6 +29,7 @@ from paceline.models.numba_executor.kv_cache import (
     flat,
     new_kv_cache,
 )  # fmt: skip
+from paceline.models.numba_executor.latent import LatentScratch
 from paceline.models.numba_executor.layer_inputs import InputScratch
 from paceline.models.numba_executor.layer_table import layer_table
 from paceline.models.numba_executor.operand import Operand, activations_of, new_operand
@@ -155,8 +156,11 @@ class NumbaModel:
 
     @property
     def experts_touched(self) -> np.ndarray:
-        """Number of experts used in each layer of the latest pass [layers]; 0 before the first and for dense models."""
-        return self._scratch[0].experts.touched.copy() if self._scratch else np.zeros(self._shape.layers, np.int64)
+        """Number of experts used in each layer that has experts, in the latest pass; 0 before the first and for dense
+        models."""
+        if self._scratch:
+            return self._scratch[0].experts.touched.copy()
+        return np.zeros(self._shape.layers - self._shape.dense_layers, np.int64)
 
     def close(self) -> None:
         """End the threads of the team."""
@@ -226,7 +230,7 @@ class NumbaModel:
         states = hidden.reshape(len(taps), num_rows, self._shape.hidden).copy()
         return ForwardOutput(logits, dict(zip(taps, states, strict=True)), peaks)
 
-    def _states(self, rows: Rows, cache: NumbaCache) -> States:
+    def _states(self, rows: Rows, cache: NumbaCache | VariedCache) -> States:
         """The states of recurrent layers for a pass over `rows`."""
         if not isinstance(cache, StatefulCache):
             return NO_STATES
@@ -285,7 +289,7 @@ def _new_scratch(
         normed=operand(max(rows, asked) * shape.hidden),
         qkv=floats(rows * shape.qkv),
         mixed=operand(rows * max(shape.heads * shape.head_dim, shape.recurrent.width)),
-        inner=operand(rows * shape.inner),
+        inner=operand(rows * max(shape.inner, shape.dense_inner)),
         logits=floats(asked * shape.vocab),
         peaks=np.zeros(asked * num_threads, np.int64),
         taps=floats(tapped_rows * shape.hidden),
@@ -294,11 +298,20 @@ def _new_scratch(
         gate_up=floats(num_threads, rows * 2 * PANEL),
         wide=floats(
             num_threads,
-            PANEL * max(shape.hidden, shape.inner, shape.shared_inner, shape.heads * shape.head_dim, shape.layer_input,
-                        shape.recurrent.width),
+            PANEL
+            * max(
+                shape.hidden,
+                shape.inner,
+                shape.shared_inner,
+                shape.dense_inner,
+                shape.heads * shape.head_dim,
+                shape.recurrent.width,
+                shape.layer_input,
+            ),
         ),
         attention=new_attention_scratch(num_threads, context, shape.head_dim),
         experts=_expert_scratch(shape, operand, rows),
+        latent=_latent_scratch(shape, operand, num_threads, rows),
         mix=floats(rows * shape.recurrent.columns),
         gates=floats(rows * shape.recurrent.gates),
         cells=new_cells(num_threads, shape.recurrent),
@@ -316,6 +329,18 @@ def _input_scratch(shape: Shape, operand: MakeOperand, num_threads: int, rows: i
     )
 
 
+def _latent_scratch(shape: Shape, operand: MakeOperand, num_threads: int, rows: int) -> LatentScratch:
+    sizes = shape.latent
+    return LatentScratch(
+        query=np.empty(rows * sizes.query_rank, np.float32),
+        joined=np.empty(rows * sizes.joined, np.float32),
+        expanded=np.empty(rows * sizes.expanded, np.float32),
+        normed_query=operand(rows * sizes.query_rank),
+        normed=operand(rows * sizes.rank),
+        head=np.zeros((num_threads, 2 * shape.head_dim if sizes.rank else 0), np.float32),
+    )
+
+
 def _expert_scratch(shape: Shape, operand: MakeOperand, rows: int) -> ExpertScratch:
     def floats(size: int) -> np.ndarray:
         return np.empty(size, np.float32)
@@ -326,6 +351,8 @@ def _expert_scratch(shape: Shape, operand: MakeOperand, rows: int) -> ExpertScra
     pairs, shared_rows = rows * shape.top_k, rows * bool(shape.shared_inner)
     return ExpertScratch(
         logits=floats(rows * shape.experts),
+        wanted=floats(rows * shape.experts),
+        groups=floats(rows * shape.groups),
         chosen=numbers(pairs),
         shares=floats(pairs),
         shared_shares=floats(shared_rows),
@@ -338,5 +365,5 @@ def _expert_scratch(shape: Shape, operand: MakeOperand, rows: int) -> ExpertScra
         out=floats(pairs * shape.hidden),
         shared_inner=operand(shared_rows * shape.shared_inner),
         shared_out=floats(shared_rows * shape.hidden),
-        touched=numbers(shape.layers),
+        touched=numbers(shape.layers - shape.dense_layers),
     )

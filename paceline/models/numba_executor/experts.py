@@ -1,4 +1,5 @@
-"""A mixture-of-experts feed-forward (Shazeer et al. 2017; as in Qwen2-MoE, Mixtral and gpt-oss) for a team of threads.
+"""A mixture-of-experts feed-forward (Shazeer et al. 2017; as in Qwen2-MoE, Mixtral, gpt-oss, GLM-4.5 and DeepSeek-V3)
+for a team of threads.
 
 Rows are routed to experts and sorted by expert, and each expert multiplies its rows with the kernels of a dense layer.
 The outputs of a row's experts are added in the order of the row's choice, so its result is bitwise the same whatever
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline.models.architecture.experts import LEAST_TOTAL
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel import kernel
@@ -23,29 +25,38 @@ from paceline.models.numba_executor.team import barrier, take
 
 EXPERT_PHASES = 7
 """Phases of one layer's experts, each with its own ticket counter."""
+_LEAST_TOTAL, _NEVER = np.float32(LEAST_TOTAL), np.float32(-np.inf)
 
 
 class ExpertWeights(NamedTuple):
-    """Weights of a mixture besides those of its experts; empty for dense models.
+    """Weights of a mixture besides those of its experts; empty for dense models. Layers are those with experts.
 
-    `router` [layers, experts, hidden], its `router_bias` [layers, experts] (empty for none) and `shared_gate` [layers,
-    hidden] are float32; the shared expert is packed as a dense feed-forward is.
+    `router` [layers, experts, hidden], its `router_bias` [layers, experts] (empty for none), `selection_bias` [layers,
+    experts] on scores (empty for none) and `shared_gate` [layers, hidden] (empty for none) are float32; the shared
+    expert is packed as a dense feed-forward is, and so are the feed-forwards of the `dense` first layers.
     """
 
     router: np.ndarray
     router_bias: np.ndarray
+    selection_bias: np.ndarray
     shared_gate: np.ndarray
     shared_gate_up: np.ndarray
     shared_gate_up_scales: np.ndarray
     shared_down: np.ndarray
     shared_down_scales: np.ndarray
+    dense_gate_up: np.ndarray
+    dense_gate_up_scales: np.ndarray
+    dense_down: np.ndarray
+    dense_down_scales: np.ndarray
 
 
 class ExpertScratch(NamedTuple):
     """Flat buffers. A pair is a row and one of its experts; a place is the index of a pair in the order of experts.
 
     Attributes:
-        logits: [rows, experts]. chosen, shares: [rows, top_k]. shared_shares: [rows].
+        logits: [rows, experts], which become scores. wanted: [rows, experts], scores by which experts are chosen where
+            these are others. groups: [rows, groups], their scores.
+        chosen, shares: [rows, top_k]. shared_shares: [rows].
         places: [rows, top_k], the place of each pair. order: [pairs], the pair at each place.
         starts: [experts + 1], first place of each expert. active: [experts + 1], how many have rows, then which.
         sorted, inner, shared_inner: operands of [pairs, hidden], [pairs, inner], [rows, shared_inner].
@@ -54,6 +65,8 @@ class ExpertScratch(NamedTuple):
     """
 
     logits: np.ndarray
+    wanted: np.ndarray
+    groups: np.ndarray
     chosen: np.ndarray
     shares: np.ndarray
     shared_shares: np.ndarray
@@ -93,21 +106,61 @@ def _softmax(x, start, size):
 
 
 @kernel
-def _choose(row, shape, e):
-    """The `top_k` most probable experts of a row, lower numbers first on ties, and their shares."""
+def _sigmoid(x, start, size):
+    """In place, over a few numbers."""
+    for i in range(start, start + size):
+        x[i] = np.float32(1) / (np.float32(1) + np.exp(-x[i]))
+
+
+@kernel
+def _drop_groups(row, wanted, shape, by_two, e):
+    """Put `_NEVER` in the place of a row's experts outside its best groups, lower numbers first on ties.
+
+    A group is as good as its best expert, or `by_two` as its two best ones together.
+    """
+    size, start, first = shape.experts // shape.groups, row * shape.experts, row * shape.groups
+    for group in range(shape.groups):
+        best = second = _NEVER
+        for i in range(start + group * size, start + (group + 1) * size):
+            if wanted[i] > best:
+                best, second = wanted[i], best
+            else:
+                second = max(second, wanted[i])
+        e.groups[first + group] = best + second if by_two else best
+    for _ in range(shape.groups - shape.groups_kept):
+        worst = first
+        for i in range(first, first + shape.groups):
+            if e.groups[i] <= e.groups[worst]:
+                worst = i
+        e.groups[worst] = np.float32(np.inf)
+        group = worst - first
+        wanted[start + group * size : start + (group + 1) * size] = _NEVER
+
+
+@kernel
+def _choose(row, layer, shape, bias, e):
+    """The `top_k` experts of a row with the best scores plus `bias`, lower numbers first on ties, and their shares."""
     start, first = row * shape.experts, row * shape.top_k
+    wanted = e.logits
+    if len(bias) > 0:
+        wanted = e.wanted
+        for i in range(shape.experts):
+            wanted[start + i] = e.logits[start + i] + bias[layer * shape.experts + i]
+    if shape.groups > 1:
+        _drop_groups(row, wanted, shape, len(bias) > 0, e)
     total = np.float32(0)
     for choice in range(shape.top_k):
         best = start
         for i in range(start, start + shape.experts):
-            if e.logits[i] > e.logits[best]:
+            if wanted[i] > wanted[best]:
                 best = i
         e.chosen[first + choice], e.shares[first + choice] = best - start, e.logits[best]
         total += e.logits[best]
-        e.logits[best] = -1
-    if shape.norm_top_k:
-        for choice in range(shape.top_k):
-            e.shares[first + choice] /= total
+        wanted[best] = _NEVER
+    for choice in range(shape.top_k):
+        if shape.norm_top_k:
+            e.shares[first + choice] /= total + _LEAST_TOTAL
+        e.shares[first + choice] *= shape.routed_scale
 
 
 @kernel
@@ -121,8 +174,11 @@ def _route(row, layer, thread, shape, weights, scratch):
         if len(weights.experts.router_bias) > 0:
             logit += weights.experts.router_bias[at]
         e.logits[row * shape.experts + expert] = logit
-    _softmax(e.logits, row * shape.experts, shape.experts)
-    _choose(row, shape, e)
+    if shape.sigmoid:
+        _sigmoid(e.logits, row * shape.experts, shape.experts)
+    else:
+        _softmax(e.logits, row * shape.experts, shape.experts)
+    _choose(row, layer, shape, weights.experts.selection_bias, e)
     if shape.shared_inner > 0:
         share = np.float32(1)
         if len(weights.experts.shared_gate) > 0:
@@ -206,7 +262,10 @@ def _combine_row(row, shape, scratch):
 
 @kernel
 def experts_forward(phase, layer, met, thread, num_threads, num_rows, shape, weights, scratch):
-    """hidden += mixture(normed), one layer's feed-forward; returns the count of barriers met."""
+    """hidden += mixture(normed), one layer's feed-forward; returns the count of barriers met.
+
+    `layer` is its number among the layers with experts.
+    """
     counters, e, w = scratch.counters, scratch.experts, weights.experts
     row = take(counters, phase, 1, num_rows)
     while row >= 0:

@@ -17,7 +17,13 @@ import numpy as np
 
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.attend import AttentionScratch, attend_blocks, blocks_at_once, blocks_per_group
+from paceline.models.numba_executor.attend import (
+    AttentionScratch,
+    attend_blocks,
+    blocks_at_once,
+    blocks_per_group,
+    value_dim,
+)
 from paceline.models.numba_executor.experts import (
     EXPERT_PHASES,
     ExpertScratch,
@@ -27,6 +33,14 @@ from paceline.models.numba_executor.experts import (
 )
 from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.kv_cache import first_element, write_token
+from paceline.models.numba_executor.latent import (
+    LATENT_PHASES,
+    LatentScratch,
+    LatentShape,
+    LatentWeights,
+    place_latent,
+    project_latent,
+)
 from paceline.models.numba_executor.layer_inputs import (
     INPUT_PHASES,
     InputScratch,
@@ -62,11 +76,13 @@ from paceline.models.numba_executor.rowwise import layer_norm_row, norm_row, rot
 from paceline.models.numba_executor.team import barrier, take
 from paceline.models.numba_executor.warm import barrier_at, barrier_before
 
-PHASES_PER_LAYER = 8 + EXPERT_PHASES + INPUT_PHASES
+PHASES_PER_LAYER = 8 + EXPERT_PHASES + INPUT_PHASES + LATENT_PHASES
 _MERGES = 6 + EXPERT_PHASES
 """The first of two phases of a layer that add what attention and feed-forward give, where it is not done at once."""
 _INPUTS = 8 + EXPERT_PHASES
 """The first phase of a layer's own input."""
+_LATENT = _INPUTS + INPUT_PHASES
+"""The first phase of a layer's latents."""
 _ONE = np.float32(1)
 
 
@@ -75,15 +91,19 @@ class Shape(NamedTuple):
 
     Where layers differ (`layer_table.py`), `inner`, `kv_heads`, `head_dim`, `qkv` and `rotary` are the largest.
     With `experts` above 0 every layer has that many feed-forwards of width `inner`, of which a row takes `top_k`, and
-    one of width `shared_inner` (0 for none) that all rows take; `norm_top_k` rescales the chosen ones' shares to 1.
+    one of width `shared_inner` (0 for none) that all rows take; `norm_top_k` rescales the chosen ones' shares to 1. But
+    the first `dense_layers` have one feed-forward of width `dense_inner`.
 
     Attributes:
+        sigmoid: scores of experts are sigmoids instead of a softmax. groups, groups_kept: see `Experts.n_group`.
+        routed_scale: factor on shares.
         attention_scale, attention_cap: of scores; a cap of 0 is none, here and for logits.
         query_growth, query_growth_every: see `ModelConfig`.
         activation, gated: of the feed-forward, with or without a gate.
         layer_norm: norms take the mean away and have biases. pre_norms, post_norms: before and after attention and
             feed-forward. apart: what these give is normed or scaled before it is added. parallel: both read the same.
         wide_norm: norms of queries and keys are over all heads together.
+        latent: sizes of latent attention, whose queries alone are in `qkv`. query_depth: inputs of the product `qkv`.
         gated_attention: a row of `qkv` has one more number per query number, its gate, at the end.
         rotary: dimensions of a head that turn. tables: rotary tables.
         cached: layers with keys and values. recurrent: sizes of the others.
@@ -124,6 +144,14 @@ class Shape(NamedTuple):
     logit_cap: np.float32 = np.float32(0)
     page_dims: int = 0
     layer_input: int = 0
+    sigmoid: bool = False
+    groups: int = 1
+    groups_kept: int = 1
+    routed_scale: np.float32 = _ONE
+    dense_layers: int = 0
+    dense_inner: int = 0
+    query_depth: int = 0
+    latent: LatentShape = LatentShape()
     cached: int = 0
     recurrent: RecurrentShape = RecurrentShape()
 
@@ -174,6 +202,7 @@ class Weights(NamedTuple):
     positions: np.ndarray
     sinks: np.ndarray
     experts: ExpertWeights
+    latent: LatentWeights
     recurrent: RecurrentWeights
     is_recurrent: np.ndarray
     places: np.ndarray
@@ -225,6 +254,7 @@ class Scratch(NamedTuple):
     wide: np.ndarray
     attention: AttentionScratch
     experts: ExpertScratch
+    latent: LatentScratch
     mix: np.ndarray
     gates: np.ndarray
     cells: np.ndarray
@@ -250,11 +280,15 @@ def _norm_values(start, sizes, dim, eps, ones, qkv):
 
 
 @kernel
-def _place_row(row, layer, shape, heads, eps, weights, batch, qkv, keys, values):
+def _place_row(row, layer, thread, shape, heads, eps, weights, batch, scratch, keys, values):
     """Norm (where the model does) and rotate a row's queries and keys; write its key and value into the cache."""
     sizes, dim, widest, place_of_layer = weights.sizes[layer], heads.head_dim, shape.rotary // 2, weights.places[layer]
+    qkv = scratch.qkv
     start, table, half, projected = row * shape.qkv, weights.rope_numbers[layer], sizes[ROTARY] // 2, sizes[PROJECTED]
     angles = (table * (len(weights.rope_cos) // (max(widest, 1) * shape.tables)) + batch.positions[row]) * widest
+    if shape.latent.rank > 0:
+        place_latent(row, layer, sizes[CACHE], thread, angles, shape, weights, batch, scratch, keys, values)
+        return
     if len(weights.varied.value_norm) > 0:
         _norm_values(start + shape.heads * dim, sizes, dim, eps, weights.varied.value_norm, qkv)
     if shape.wide_norm:
@@ -320,12 +354,14 @@ def _merge_rows(scratch, phase, thread, num_threads, num_rows, weight, layer, sh
 
 
 @kernel
-def _place_rows(phase, layer, num_threads, num_rows, shape, heads, eps, weights, batch, scratch, keys, values):
+def _place_rows(
+    phase, layer, thread, num_threads, num_rows, shape, heads, eps, weights, batch, scratch, keys, values
+):  # fmt: skip
     size = max(rows_at_once(num_rows, num_threads), PAGE_SIZE)  # a page's keys of all tokens share cache lines
     first = take(scratch.counters, phase, size, num_rows)
     while first >= 0:
         for row in range(first, min(first + size, num_rows)):
-            _place_row(row, layer, shape, heads, eps, weights, batch, scratch.qkv, keys, values)
+            _place_row(row, layer, thread, shape, heads, eps, weights, batch, scratch, keys, values)
         first = take(scratch.counters, phase, size, num_rows)
 
 
@@ -358,16 +394,23 @@ def _tap(place, thread, num_rows, hidden, scratch):
 def _attend(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, added, keys, values):
     """The attention of normed rows, up to its output projection; returns the count of barriers met."""
     counters, hidden, sizes = scratch.counters, shape.hidden, weights.sizes[layer]
-    heads, column = heads_of(sizes, shape), weights.places[layer] * hidden
-    width, first = heads.heads * heads.head_dim, sizes[FIRST_OUTPUT]
+    heads, place = heads_of(sizes, shape), weights.places[layer]
+    width, first, column = heads.heads * value_dim(heads), sizes[FIRST_OUTPUT], place * hidden
     met = _barrier_before_qkv(layer, met, thread, num_threads, shape, weights, counters)
-    product_at(
-        counters, phase + 1, thread, num_threads, scratch.normed, num_rows, hidden, weights.qkv,
-        sizes[FIRST_QKV] * hidden, weights.qkv_scales, weights.qkv_bias, sizes[FIRST_QKV], sizes[QKV], scratch.qkv,
-        shape.qkv, False, scratch.wide[thread],
-    )  # fmt: skip
+    if shape.latent.rank > 0:
+        met = project_latent(
+            phase + _LATENT, phase + 1, place, met, thread, num_threads, num_rows, shape, weights, scratch
+        )  # fmt: skip
+    else:
+        product_at(
+            counters, phase + 1, thread, num_threads, scratch.normed, num_rows, hidden, weights.qkv,
+            sizes[FIRST_QKV] * hidden, weights.qkv_scales, weights.qkv_bias, sizes[FIRST_QKV], sizes[QKV], scratch.qkv,
+            shape.qkv, False, scratch.wide[thread],
+        )  # fmt: skip
     met = barrier_at(counters, met, thread, num_threads, weights.output, first, column, hidden, width, 1)
-    _place_rows(phase + 2, layer, num_threads, num_rows, shape, heads, eps, weights, batch, scratch, keys, values)
+    _place_rows(
+        phase + 2, layer, thread, num_threads, num_rows, shape, heads, eps, weights, batch, scratch, keys, values
+    )  # fmt: skip
     met = barrier_at(counters, met, thread, num_threads, weights.output, first, column, hidden, width, 1)
     _attend_rows(
         phase + 3, layer, weights, thread, num_threads, num_rows, heads, batch, scratch, keys, values,
@@ -452,36 +495,49 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
                 phase + 6, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch
             )  # fmt: skip
             return _leave(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch)
-        return experts_forward(phase + 6, layer, met, thread, num_threads, num_rows, shape, weights, scratch)
+        if layer >= shape.dense_layers:
+            return experts_forward(
+                phase + 6, layer - shape.dense_layers, met, thread, num_threads, num_rows, shape, weights, scratch
+            )  # fmt: skip
+        own, inner = weights.experts, shape.dense_inner
+        return _feed_forward(
+            phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added, inner,
+            layer * each * inner, layer * hidden * inner, own.dense_gate_up, own.dense_gate_up_scales, own.dense_down,
+            own.dense_down_scales,
+        )  # fmt: skip
     met = barrier_at(
         counters, met, thread, num_threads, weights.gate_up, first_up * hidden, first_up, inner, hidden, each
     )
-    return _feed_forward(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added)
+    return _feed_forward(
+        phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added, sizes[INNER], first_up,
+        sizes[FIRST_DOWN], weights.gate_up, weights.gate_up_scales, weights.down, weights.down_scales,
+    )  # fmt: skip
 
 
 @kernel
 def _barrier_before_qkv(layer, met, thread, num_threads, shape, weights, counters):
-    first, hidden = weights.sizes[layer, FIRST_QKV], shape.hidden
-    return barrier_at(
-        counters, met, thread, num_threads, weights.qkv, first * hidden, first, weights.sizes[layer, QKV], hidden, 1
-    )
+    first, columns, depth = weights.sizes[layer, FIRST_QKV], weights.sizes[layer, QKV], shape.query_depth
+    return barrier_at(counters, met, thread, num_threads, weights.qkv, first * depth, first, columns, depth, 1)
 
 
 @kernel
-def _feed_forward(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added):
-    """The dense feed-forward block of normed rows; returns the count of barriers met."""
-    counters, hidden, inner = scratch.counters, shape.hidden, weights.sizes[layer, INNER]
+def _feed_forward(
+    phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added, inner, first_up, first_down,
+    gate_up, gate_up_scales, down, down_scales,
+):  # fmt: skip
+    """The dense feed-forward block of normed rows; returns the count of barriers met.
+
+    Its matrices begin at column `first_up` of `gate_up` and at element `first_down` of `down`.
+    """
+    counters, hidden = scratch.counters, shape.hidden
     inner_product_at(
-        counters, phase + 6, thread, num_threads, num_rows, shape, scratch.normed, weights.gate_up,
-        weights.gate_up_scales, weights.gate_up_bias, weights.sizes[layer, FIRST_GATE_UP], inner, scratch,
-        scratch.inner,
+        counters, phase + 6, thread, num_threads, num_rows, shape, scratch.normed, gate_up, gate_up_scales,
+        weights.gate_up_bias, first_up, inner, scratch, scratch.inner,
     )  # fmt: skip
-    first = weights.sizes[layer, FIRST_DOWN]
-    met = barrier_at(counters, met, thread, num_threads, weights.down, first, layer * hidden, hidden, inner, 1)
+    met = barrier_at(counters, met, thread, num_threads, down, first_down, layer * hidden, hidden, inner, 1)
     product_at(
-        counters, phase + 7, thread, num_threads, scratch.inner, num_rows, inner, weights.down, first,
-        weights.down_scales, weights.down_bias, layer * hidden, hidden, added, hidden, not shape.apart,
-        scratch.wide[thread],
+        counters, phase + 7, thread, num_threads, scratch.inner, num_rows, inner, down, first_down, down_scales,
+        weights.down_bias, layer * hidden, hidden, added, hidden, not shape.apart, scratch.wide[thread],
     )  # fmt: skip
     if layer + 1 < shape.layers and shape.recurrent.layers > 0:
         met = barrier(counters, met, num_threads)

@@ -15,6 +15,7 @@ from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.positions import rotary_dim
 from paceline.models.numba_executor.gemm import padded_rows
 from paceline.models.numba_executor.kernel import kernel
+from paceline.models.numba_executor.latent import LatentShape
 
 (HEAD_DIM, KV_HEADS, PROJECTED, VALUES, ROTARY, INNER, CACHE, QKV, FIRST_QKV, FIRST_OUTPUT, FIRST_GATE_UP,
  FIRST_DOWN) = range(12)  # fmt: skip
@@ -35,6 +36,7 @@ class Heads(NamedTuple):
     attention_scale: np.float32
     attention_cap: np.float32
     gated_attention: bool
+    latent: LatentShape
 
 
 @kernel
@@ -42,7 +44,7 @@ def heads_of(sizes, shape):
     """The `Heads` of a layer, from its row of the table."""
     return Heads(
         shape.heads, sizes[KV_HEADS], sizes[HEAD_DIM], shape.qkv, shape.page_dims, shape.attention_scale,
-        shape.attention_cap, shape.gated_attention,
+        shape.attention_cap, shape.gated_attention, shape.latent,
     )  # fmt: skip
 
 
@@ -56,13 +58,14 @@ def layer_table(config: ModelConfig) -> np.ndarray:
         row[[PROJECTED, VALUES]] = one.num_key_value_heads * one.has_keys, one.has_values
         row[ROTARY] = one.head_dim if config.layer_sizes else rotary_dim(config)
         own = heads * (1 + config.attention_gate) + one.num_key_value_heads * (one.has_keys + one.has_values)
-        row[QKV] = padded_rows(own * one.head_dim)
+        row[QKV] = padded_rows((heads if config.latent else own) * one.head_dim)
     table[:, INNER] = [config.sizes(layer).intermediate_size for layer in layers]
     if config.position_embedding == "learned":
         table[:, ROTARY] = 0
     table[:, CACHE] = _before(table[:, PROJECTED] * table[:, HEAD_DIM])[[config.sizes(i).cache_layer for i in layers]]
     table[:, FIRST_QKV] = _before(table[:, QKV])
-    table[:, FIRST_OUTPUT] = _before(table[:, HEAD_DIM] * heads * hidden)
+    values = (table[:, HEAD_DIM] > 0) * config.value_dim if config.latent else table[:, HEAD_DIM]
+    table[:, FIRST_OUTPUT] = _before(values * heads * hidden)
     table[:, FIRST_GATE_UP] = _before(table[:, INNER] * each)
     table[:, FIRST_DOWN] = _before(table[:, INNER] * hidden)
     return table
@@ -73,11 +76,15 @@ def page_dims(table: np.ndarray) -> int:
     return int((table[:, PROJECTED] * table[:, HEAD_DIM]).sum())
 
 
-def row_size(table: np.ndarray, queries: int) -> int:
-    """Numbers of a row of `queries` heads (gates included), keys and values, in whole panels; there is room for values
-    that are not projected."""
-    rows = (queries + 2 * table[:, PROJECTED]) * table[:, HEAD_DIM]
-    return padded_rows(int(rows.max()))
+def row_size(config: ModelConfig, table: np.ndarray) -> int:
+    """Numbers of a row of queries, keys, values and gates, in whole panels.
+
+    There is room for values that are not projected, but none for keys and values that are latent.
+    """
+    if config.latent:
+        return int(table[:, QKV].max())
+    queries = config.num_attention_heads * (1 + config.attention_gate)
+    return padded_rows(int(((queries + 2 * table[:, PROJECTED]) * table[:, HEAD_DIM]).max()))
 
 
 def _before(sizes: np.ndarray) -> np.ndarray:

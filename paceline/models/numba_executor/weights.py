@@ -14,6 +14,7 @@ import numpy as np
 from paceline.disk import check_room
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.latent import LatentAttention
 from paceline.models.architecture.positions import frequencies, rotary_dim
 from paceline.models.architecture.recurrence import Recurrence
 from paceline.models.cache_dir import cache_dir
@@ -26,6 +27,7 @@ from paceline.models.numba_executor.conversions import filled, place_of
 from paceline.models.numba_executor.experts import ExpertWeights
 from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, ZERO_BYTE, pack, padded_rows
+from paceline.models.numba_executor.latent import LatentShape, LatentWeights, latent_shape
 from paceline.models.numba_executor.layer_inputs import VariedWeights
 from paceline.models.numba_executor.layer_table import (
     HEAD_DIM,
@@ -60,12 +62,13 @@ def shape_of(config: ModelConfig) -> Shape:
     beside = config.experts is not None and config.experts.beside_dense
     if (apart and config.experts and not beside) or (config.post_norms and config.norm == "layer"):
         raise UnsupportedModel(f"post_norms, residual_scale: not beside experts or layer norms here; {remedy}")
-    shared = config.experts.shared_intermediate_size if config.experts else 0
+    mixture = config.experts
+    shared, dense = (mixture.shared_intermediate_size, mixture.dense_intermediate_size) if mixture else (0, 0)
     for name, value, size in (
         ("hidden_size", config.hidden_size, PANEL), ("shared_expert_intermediate_size", shared, PANEL),
-        ("hidden_size_per_layer_input", config.hidden_size_per_layer_input, PANEL),
+        ("hidden_size_per_layer_input", config.hidden_size_per_layer_input, PANEL), ("intermediate_size", dense, PANEL),
         *(("intermediate_size", one.intermediate_size, PANEL) for one in config.layer_sizes or (config.sizes(0),)),
-        *(("head_dim", dim, 16) for dim in sorted(config.head_dims)),
+        *(("head_dim", dim, 16) for dim in sorted(config.head_dims)), *_latent_sizes(config.latent),
     ):  # fmt: skip
         if value % size:
             raise UnsupportedModel(f"{name}: {value} is not a multiple of {size}; {remedy}")
@@ -78,13 +81,13 @@ def shape_of(config: ModelConfig) -> Shape:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=dim,
-        qkv=row_size(table, heads * (1 + config.attention_gate)),
+        qkv=row_size(config, table),
         vocab=padded_rows(config.vocab_size),
         scored=config.vocab_size,
-        experts=config.experts.num_experts if config.experts else 0,
-        top_k=config.experts.num_experts_per_tok if config.experts else 0,
+        experts=mixture.num_experts if mixture else 0,
+        top_k=mixture.num_experts_per_tok if mixture else 0,
         shared_inner=shared,
-        norm_top_k=bool(config.experts and config.experts.norm_topk_prob),
+        norm_top_k=bool(mixture and mixture.norm_topk_prob),
         attention_scale=np.float32(config.attention_scale or dim**-0.5),
         attention_cap=np.float32(config.attention_softcap),
         query_growth=np.float32(config.query_growth),
@@ -106,9 +109,36 @@ def shape_of(config: ModelConfig) -> Shape:
         logit_cap=np.float32(config.logit_softcap),
         page_dims=page_dims(table),
         layer_input=config.hidden_size_per_layer_input,
+        sigmoid=bool(mixture and mixture.scoring_func == "sigmoid"),
+        groups=mixture.n_group if mixture else 1,
+        groups_kept=mixture.topk_group if mixture else 1,
+        routed_scale=np.float32(mixture.routed_scaling_factor if mixture else 1),
+        dense_layers=mixture.first_k_dense_replace if mixture else 0,
+        dense_inner=dense,
+        query_depth=(config.latent.q_lora_rank if config.latent else 0) or config.hidden_size,
+        latent=_latent_shape(config.latent, heads),
         cached=len(config.attention_layers),
         recurrent=recurrent_shape(config.recurrence),
     )
+
+
+def _latent_sizes(latent: LatentAttention | None) -> tuple[tuple[str, int, int], ...]:
+    """Name and value of the sizes of latent attention, and what they must be multiples of."""
+    if latent is None:
+        return ()
+    return (
+        ("kv_lora_rank", latent.kv_lora_rank, PANEL), ("q_lora_rank", latent.q_lora_rank, PANEL),
+        ("v_head_dim", latent.v_head_dim, 16), ("qk_rope_head_dim", latent.qk_rope_head_dim, 16),
+    )  # fmt: skip
+
+
+def _latent_shape(latent: LatentAttention | None, heads: int) -> LatentShape:
+    if latent is None:
+        return LatentShape()
+    return latent_shape(
+        latent.qk_rope_head_dim, latent.qk_nope_head_dim, latent.v_head_dim, latent.kv_lora_rank, latent.q_lora_rank,
+        heads,
+    )  # fmt: skip
 
 
 def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None = None) -> dict[str, Any]:
@@ -137,9 +167,10 @@ def _silent(done: int, total: int) -> None:
 
 
 def _check_rounding(checkpoint: Checkpoint, dtype: str) -> None:
-    uneven = [dim for dim in checkpoint.config.head_dims if dim % GROUP]
-    if dtype in ROUNDS and uneven:
-        problem = f"{dtype} rounds {GROUP} values together, and {uneven[0]} per head cannot be cut so"
+    config = checkpoint.config
+    odd = [dim for dim in (*config.head_dims, config.value_dim) if dim % GROUP]
+    if dtype in ROUNDS and odd:
+        problem = f"{dtype} rounds {GROUP} values together, and {odd[0]} per head cannot be cut so"
         raise InvalidParameter("dtype", problem, "use int8")
     if dtype == BLOCKS and not has_blocks(checkpoint):
         problem = (
@@ -158,11 +189,11 @@ def stored_arrays(folder: Path, config: ModelConfig, dtype: str, mapped: bool = 
         _gather_blocks(arrays, folder, mapped)
     if config.tie_word_embeddings:
         arrays["head"], arrays["head_scales"] = arrays["embedding"], arrays["embedding_scales"]
-    kinds = (ExpertWeights, ""), (RecurrentWeights, "recurrent_"), (VariedWeights, "")
-    experts, recurrent, varied = (
+    kinds = (ExpertWeights, ""), (LatentWeights, ""), (RecurrentWeights, "recurrent_"), (VariedWeights, "")
+    experts, latent, recurrent, varied = (
         kind(*[arrays.pop(f"{prefix}{name}", _nothing(name, dtype)) for name in kind._fields]) for kind, prefix in kinds
     )
-    return {**arrays, "experts": experts, "recurrent": recurrent, "varied": varied}
+    return {**arrays, "experts": experts, "latent": latent, "recurrent": recurrent, "varied": varied}
 
 
 def _gather_blocks(arrays: dict[str, Any], folder: Path, mapped: bool) -> None:
@@ -182,8 +213,8 @@ def _nothing(name: str, dtype: str) -> Any:
     return empty
 
 
-_PACKED = ("shared_gate_up", "shared_down", "input_tokens", "input_projection", "input_gate", "input_up",
-           "project", "out")  # fmt: skip
+_PACKED = ("shared_gate_up", "shared_down", "dense_gate_up", "dense_down", "query_a", "key_a", "key_value_b", "project",
+           "out", "input_tokens", "input_projection", "input_gate", "input_up")  # fmt: skip
 """Matrices that only some models have."""
 
 
@@ -296,10 +327,13 @@ def _matrices(config: ModelConfig, shape: Shape) -> list[_Matrix]:
          for x in "q" + "k" * one.has_keys + "v" * one.has_values + "g" * config.attention_gate]
         for i, one in ((i, config.sizes(i)) for i in attending)
     ]  # fmt: skip
-    depths = (shape.heads * table[attending, HEAD_DIM]).tolist()
+    if config.latent:
+        attention = per_layer(attending, "self_attn.q_b_proj" if shape.latent.query_rank else "self_attn.q_proj")
+    widths = config.value_dim if config.latent else table[attending, HEAD_DIM]
+    depths = [int(shape.heads * width) for width in np.broadcast_to(widths, len(attending))]
     matrices = [
         _Matrix("embedding", shape.vocab, shape.hidden, [["model.embed_tokens.weight"]]),
-        _Matrix("qkv", table[attending, QKV].tolist(), shape.hidden, attention),
+        _Matrix("qkv", table[attending, QKV].tolist(), shape.query_depth, attention),
         _Matrix("output", shape.hidden, depths, per_layer(attending, "self_attn.o_proj")),
     ]
     if width := shape.layer_input:
@@ -310,20 +344,29 @@ def _matrices(config: ModelConfig, shape: Shape) -> list[_Matrix]:
             _Matrix("input_gate", width, shape.hidden, per_layer(every, "per_layer_input_gate")),
             _Matrix("input_up", shape.hidden, width, per_layer(every, "per_layer_projection")),
         ]  # fmt: skip
+    if config.latent:
+        expands = per_layer(attending, "self_attn.k_b_proj", "self_attn.v_b_proj")
+        first = per_layer(attending, "self_attn.kv_a_proj")
+        matrices.append(_Matrix("key_a", shape.latent.joined, shape.hidden, first))
+        matrices.append(_Matrix("key_value_b", shape.latent.expanded, shape.latent.rank, expands))
+    if shape.latent.query_rank:
+        ranks = per_layer(attending, "self_attn.q_a_proj")
+        matrices.append(_Matrix("query_a", shape.latent.query_rank, shape.hidden, ranks))
     if config.recurrence:
-        first, second = recurrent_tensors(config.recurrence)
-        r, layers = shape.recurrent, config.recurrence.layers
-        matrices += [
-            _Matrix("recurrent_project", r.columns, shape.hidden, per_layer(layers, *first)),
-            _Matrix("recurrent_out", shape.hidden, r.width, per_layer(layers, *second)),
-        ]
+        r, numbers = shape.recurrent, config.recurrence.layers
+        project, out = (per_layer(numbers, *names) for names in recurrent_tensors(config.recurrence))
+        matrices.append(_Matrix("recurrent_project", r.columns, shape.hidden, project))
+        matrices.append(_Matrix("recurrent_out", shape.hidden, r.width, out))
     layers = [f"model.layers.{i}.mlp" for i in range(shape.layers)]
     if config.experts:
-        stems = [f"{layer}.experts.{e}" for layer in layers for e in range(shape.experts)]
+        dense, sparse = layers[: shape.dense_layers], layers[shape.dense_layers :]
+        stems = [f"{layer}.experts.{e}" for layer in sparse for e in range(shape.experts)]
         matrices += _feed_forward("", stems, shape.inner, shape)
         if shape.shared_inner:
-            shared = [f"{layer}.shared_expert" for layer in layers]
+            shared = [f"{layer}.shared_expert" for layer in sparse]
             matrices += _feed_forward("shared_", shared, shape.shared_inner, shape)
+        if dense:
+            matrices += _feed_forward("dense_", dense, shape.dense_inner, shape)
     else:
         matrices += _feed_forward("", layers, table[:, INNER].tolist(), shape)
     if not config.tie_word_embeddings:
@@ -397,6 +440,7 @@ def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.nda
     if checkpoint.config.experts:
         yield "router", of_layers("mlp.gate.weight")
         yield "router_bias", of_layers("mlp.gate.bias")
+        yield "selection_bias", of_layers("mlp.gate.e_score_correction.bias")
         yield "shared_gate", of_layers("mlp.shared_expert_gate.weight")
         for name, part in (("experts_norm", "experts_norm"), ("experts_out_norm", "experts_out_norm"),
                            ("dense_out_norm", "shared_expert.out_norm"), ("expert_scales", "gate_scales")):  # fmt: skip
@@ -424,6 +468,7 @@ def _recurrent_vectors(checkpoint: Checkpoint, recurrence: Recurrence) -> Iterat
 _NORMS = {
     "attention_norm": "input_layernorm", "attention_out_norm": "self_attn.out_norm",
     "mlp_norm": "post_attention_layernorm", "mlp_out_norm": "mlp.out_norm",
+    "query_a_norm": "self_attn.q_a_norm", "key_a_norm": "self_attn.kv_a_norm",
 }  # fmt: skip
 
 

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.models.architecture.config import ModelConfig
-from paceline.models.architecture.experts import Experts
+from paceline.models.architecture.experts import LEAST_TOTAL, Experts
 from paceline.models.architecture.family import SWIGLU_ALPHA, SWIGLU_LIMIT
+from paceline.models.architecture.latent import LATENT_EPS
+from paceline.models.architecture.latent import LatentAttention as Latent
 from paceline.models.architecture.positions import NO_TABLE, rope_table_of
 from paceline.models.state_book import StateSteps
 from paceline.models.torch_executor.attention import Attends, AttentionForm
@@ -137,10 +139,57 @@ class Attention(nn.Module):
         return norm(x).view(shape) if self.over_all else norm(x.view(shape))
 
 
+class LatentAttention(nn.Module):
+    """Multi-head latent attention (DeepSeek-V2), whose keys and values are expanded before they are cached.
+
+    A key is its part that turns, the same for all heads, then the head's own; a value ends with zeros up to its size.
+    """
+
+    def __init__(self, config: ModelConfig, sizes: Latent, number: int, total: Sum = alone) -> None:
+        super().__init__()
+        self.heads, self.sizes, hidden = config.num_attention_heads, sizes, config.hidden_size
+        rank, width = sizes.q_lora_rank, self.heads * sizes.head_dim
+        if rank:
+            self.query_a, self.query_a_norm = nn.Linear(hidden, rank, bias=False), RMSNorm(rank, LATENT_EPS)
+            self.query_b = nn.Linear(rank, width, bias=False)
+        else:
+            self.query = nn.Linear(hidden, width, bias=False)
+        self.latent = nn.Linear(hidden, sizes.qk_rope_head_dim + sizes.kv_lora_rank, bias=False)
+        self.latent_norm = RMSNorm(sizes.kv_lora_rank, LATENT_EPS)
+        self.key_b = nn.Linear(sizes.kv_lora_rank, self.heads * sizes.qk_nope_head_dim, bias=False)
+        self.value_b = nn.Linear(sizes.kv_lora_rank, self.heads * sizes.v_head_dim, bias=False)
+        self.out = RowParallelLinear(self.heads * sizes.v_head_dim, hidden, False, total)
+        self.table = rope_table_of(config, number)
+        self.form = AttentionForm(config.attention_scale or sizes.head_dim**-0.5, window=config.window(number))
+
+    def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
+        sizes, angles, shape = self.sizes, step.angles[self.table], (len(x), self.heads, -1)
+        query = self.query_b(self.query_a_norm(self.query_a(x))) if sizes.q_lora_rank else self.query(x)
+        query = rotate(query.view(shape), *angles)
+        turning, latent = self.latent(x).split([sizes.qk_rope_head_dim, sizes.kv_lora_rank], dim=-1)
+        latent = self.latent_norm(latent)
+        turning = rotate(turning[:, None], *angles).expand(shape)
+        keys, values = step.cache.keys[layer], step.cache.values[layer]
+        keys[step.slots] = torch.cat([turning, self.key_b(latent).view(shape)], dim=-1)
+        spare = sizes.head_dim - sizes.v_head_dim
+        values[step.slots] = functional.pad(self.value_b(latent).view(shape), (0, spare))
+        return self.out(step.attend(query, keys, values, self.form)[..., : sizes.v_head_dim].flatten(1))
+
+
 def _query_key_norm(config: ModelConfig, heads: int) -> nn.Module:
     if not config.qk_norm:
         return nn.Identity()
     return RMSNorm(config.head_dim * (heads if config.qk_norm_over == "all" else 1), config.norm_eps)
+
+
+def make_attention(
+    config: ModelConfig, number: int, total: Sum = alone
+) -> Attention | LatentAttention | ShortConvolution | GatedDeltaNet:
+    """What layer `number` has before its feed-forward: attention, or a state."""
+    recurrence = config.recurrence
+    if recurrence is not None and number in recurrence.layers:
+        return (GatedDeltaNet if recurrence.is_delta else ShortConvolution)(config, recurrence)
+    return LatentAttention(config, config.latent, number, total) if config.latent else Attention(config, number, total)
 
 
 class FeedForward(nn.Module):
@@ -186,17 +235,26 @@ _ACTIVATIONS = {
 }  # fmt: skip
 
 
-class MixtureOfExperts(nn.Module):
-    """Routes every row to its most probable experts, and to the shared expert if there is one; `total` sums over ranks,
-    each of which has a share of every expert.
+class SelectionBias(nn.Module):
+    """A float32 bias per expert on the scores by which experts are chosen."""
 
-    Shazeer et al. 2017; the layouts of Qwen2-MoE, Qwen3-MoE, Mixtral and gpt-oss.
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(experts))
+
+
+class MixtureOfExperts(nn.Module):
+    """Routes every row to the experts with the best scores, and to the shared expert if there is one; `total` sums over
+    ranks, each of which has a share of every expert.
+
+    Shazeer et al. 2017; the layouts of Qwen2-MoE, Qwen3-MoE, Mixtral, gpt-oss, GLM-4.5 and DeepSeek-V3.
     """
 
     def __init__(self, config: ModelConfig, experts: Experts, total: Sum = alone) -> None:
         super().__init__()
         self.settings, self.total = experts, total
         self.router = nn.Linear(config.hidden_size, experts.num_experts, bias=experts.bias)
+        self.selection = SelectionBias(experts.num_experts) if experts.e_score_correction_bias else None
         own = replace(config, mlp_bias=experts.bias)
         self.experts = nn.ModuleList(FeedForward(own) for _ in range(experts.num_experts))
         shared = experts.shared_intermediate_size
@@ -205,13 +263,9 @@ class MixtureOfExperts(nn.Module):
         self.shared_gate = nn.Linear(config.hidden_size, 1, bias=False) if gated else None
 
     def forward(self, x: Tensor) -> Tensor:
-        probs = torch.softmax(self.router(x).float(), dim=-1)
-        shares, chosen = probs.topk(self.settings.num_experts_per_tok, dim=-1)
-        if self.settings.norm_topk_prob:
-            shares = shares / shares.sum(dim=-1, keepdim=True)
-        mixed = self.mixed(x, shares, chosen)
-        if self.shared is not None and self.shared_gate is not None:
-            mixed = mixed + torch.sigmoid(self.shared_gate(x)) * self.shared(x)
+        mixed = self.mixed(x, *self.routed(self.router(x).float()))
+        if self.shared is not None:
+            mixed = mixed + of_shared(self.shared, self.shared_gate, x)
         return self.total(mixed)
 
     def mixed(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
@@ -222,18 +276,39 @@ class MixtureOfExperts(nn.Module):
             mixed[rows] += self.experts[number](x[rows]) * shares[rows, choices, None].to(x.dtype)
         return mixed
 
+    def routed(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """([M, k] shares, [M, k] experts) of rows with the router's logits [M, experts]."""
+        own = self.settings
+        scores = torch.sigmoid(logits) if own.scoring_func == "sigmoid" else torch.softmax(logits, dim=-1)
+        wanted = scores if self.selection is None else scores + self.selection.bias
+        chosen = _within_groups(wanted, own).topk(own.num_experts_per_tok, dim=-1).indices
+        shares = scores.gather(-1, chosen)
+        if own.norm_topk_prob:
+            shares = shares / (shares.sum(dim=-1, keepdim=True) + LEAST_TOTAL)
+        return shares * own.routed_scaling_factor, chosen
 
-def make_feed_forward(config: ModelConfig, total: Sum = alone) -> nn.Module:
-    """The feed-forward of a layer, dense or a mixture."""
-    return MixtureOfExperts(config, config.experts, total) if config.experts else FeedForward(config, total)
+
+def of_shared(shared: nn.Module, gate: nn.Module | None, x: Tensor) -> Tensor:
+    """What the shared expert makes of x, times its share where it has a gate."""
+    return shared(x) if gate is None else torch.sigmoid(gate(x)) * shared(x)
 
 
-def _mixer(config: ModelConfig, number: int, total: Sum) -> Attention | ShortConvolution | GatedDeltaNet:
-    """What a layer has before its feed-forward: attention, or a state."""
-    recurrence = config.recurrence
-    if recurrence is None or number not in recurrence.layers:
-        return Attention(config, number, total)
-    return (GatedDeltaNet if recurrence.is_delta else ShortConvolution)(config, recurrence)
+def _within_groups(wanted: Tensor, experts: Experts) -> Tensor:
+    """`wanted` [M, experts], minus infinity outside the best groups (see `Experts.n_group`)."""
+    if experts.n_group == 1:
+        return wanted
+    groups = wanted.unflatten(-1, (experts.n_group, -1))
+    best = groups.topk(2 if experts.e_score_correction_bias else 1, dim=-1).values.sum(dim=-1)
+    kept = torch.zeros_like(best).scatter(-1, best.topk(experts.topk_group, dim=-1).indices, 1.0) > 0
+    return groups.masked_fill(~kept[..., None], -torch.inf).flatten(-2)
+
+
+def make_feed_forward(config: ModelConfig, number: int, total: Sum = alone) -> nn.Module:
+    """The feed-forward of layer `number`, dense or a mixture."""
+    experts = config.experts
+    if experts is None or number < experts.first_k_dense_replace:
+        return FeedForward(replace(config, intermediate_size=config.dense_size), total)
+    return MixtureOfExperts(config, experts, total)
 
 
 class Layer(nn.Module):
@@ -242,10 +317,10 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, number: int, total: Sum = alone) -> None:
         super().__init__()
         self.attention_norm = make_norm(config) if config.pre_norms else nn.Identity()
-        self.attention = _mixer(config, number, total)
+        self.attention = make_attention(config, number, total)
         self.attention_out_norm = make_norm(config) if config.post_norms else nn.Identity()
         self.feed_forward_norm = make_norm(config) if config.pre_norms else nn.Identity()
-        self.feed_forward = make_feed_forward(config, total)
+        self.feed_forward = make_feed_forward(config, number, total)
         self.feed_forward_out_norm = make_norm(config) if config.post_norms else nn.Identity()
         self.scale, self.parallel = config.residual_scale, config.parallel
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.experts import Experts
 from paceline.models.architecture.recurrence import Recurrence
 
 _OUTPUT_SPLIT = {
@@ -72,6 +73,11 @@ class Shard:
         return self._share(self.config.intermediate_size)
 
     @property
+    def dense_inner(self) -> slice:
+        """Units of the feed-forward of this rank in layers without experts."""
+        return self._share(self.config.dense_size)
+
+    @property
     def shared_inner(self) -> slice:
         """Units of the expert that all tokens use of this rank."""
         return self._share(self.config.experts.shared_intermediate_size if self.config.experts else 0)
@@ -94,8 +100,8 @@ class Shard:
             "intermediate_size": _length(self.inner),
             "vocab_size": _length(self.vocabulary),
         }
-        if self.config.experts and self.config.experts.shared_intermediate_size:
-            sizes["experts"] = replace(self.config.experts, shared_intermediate_size=_length(self.shared_inner))
+        if self.config.experts:
+            sizes["experts"] = self._narrowed_experts(self.config.experts)
         return replace(self.config, **sizes)
 
     def _recurrence(self) -> Recurrence | None:
@@ -103,6 +109,14 @@ class Shard:
         whole = self.config.recurrence
         own = tuple(i - self.layers.start for i in whole.layers if i in self.layers) if whole else ()
         return replace(whole, layers=own) if whole and own else None
+
+    def _narrowed_experts(self, experts: Experts) -> Experts:
+        shared, dense = experts.shared_intermediate_size, experts.dense_intermediate_size
+        return replace(
+            experts, shared_intermediate_size=_length(self.shared_inner) if shared else 0,
+            dense_intermediate_size=_length(self.dense_inner) if dense else 0,
+            first_k_dense_replace=max(0, experts.first_k_dense_replace - self.layers.start),
+        )  # fmt: skip
 
     def part(self, name: str, values: np.ndarray) -> np.ndarray:
         """This rank's slice of the whole tensor `values` of the parameter `name`, linear layers as [out, in]."""
@@ -118,8 +132,8 @@ class Shard:
         if layer == "sinks":
             return (self.heads,)
         units = (_OUTPUT_SPLIT | _INPUT_SPLIT).get(layer, "")
-        if units == "inner" and ".shared." in name:
-            units = "shared_inner"
+        if units == "inner" and self.config.experts and ".experts." not in name:
+            units = "shared_inner" if ".shared." in name else "dense_inner"
         if layer in _OUTPUT_SPLIT:
             return (self._units(units),)
         if layer in _INPUT_SPLIT and kind == "weight":
@@ -155,6 +169,8 @@ def _obstacle(config: ModelConfig, size: int) -> str | None:
         return f"{size} is not 1 or more"
     if config.recurrence and size > 1:
         return "recurrent layers cannot be shared by ranks yet"
+    if config.latent and size > 1:
+        return "latent attention cannot be shared by ranks yet"
     if config.qk_norm and config.qk_norm_over == "all" and size > 1:
         return "a norm over all queries cannot be shared by ranks yet"
     if config.layer_sizes and size > 1:
@@ -165,8 +181,9 @@ def _obstacle(config: ModelConfig, size: int) -> str | None:
         return f"{keys} key heads can be neither shared nor repeated evenly by {size}"
     if config.experts and config.experts.shared_intermediate_size % size:
         return f"a shared expert of {config.experts.shared_intermediate_size} units cannot be shared evenly by {size}"
-    if config.intermediate_size % size:
-        return f"a feed-forward of {config.intermediate_size} units cannot be shared evenly by {size}"
+    for width in (config.intermediate_size, config.dense_size):
+        if width % size:
+            return f"a feed-forward of {width} units cannot be shared evenly by {size}"
     return None
 
 

@@ -85,8 +85,8 @@ class ExpertsBesideDense(MixtureOfExperts):
     def forward(self, x: Tensor) -> Tensor:
         assert self.shared is not None
         logits = self.router(self.router_norm(x) * x.shape[-1] ** -0.5)
-        shares, chosen = torch.softmax(logits.float(), dim=-1).topk(self.settings.num_experts_per_tok, dim=-1)
-        shares = shares / shares.sum(dim=-1, keepdim=True) * self.scales.weight[chosen]
+        shares, chosen = self.routed(logits.float())
+        shares = shares * self.scales.weight[chosen]
         dense = self.shared_out_norm(self.shared(self.norm(x)))
         return dense + self.experts_out_norm(self.mixed(self.experts_norm(x), shares, chosen))
 

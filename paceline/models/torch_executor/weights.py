@@ -20,6 +20,10 @@ _NAMES = {
     "feed_forward.norm": "post_attention_layernorm",
     "input.gate": "per_layer_input_gate", "input.projection": "per_layer_projection",
     "input.norm": "post_per_layer_input_norm", "scalar": "layer_scalar",
+    "attention.query_a": "self_attn.q_a_proj", "attention.query_a_norm": "self_attn.q_a_norm",
+    "attention.query_b": "self_attn.q_b_proj", "attention.latent": "self_attn.kv_a_proj",
+    "attention.latent_norm": "self_attn.kv_a_norm", "attention.key_b": "self_attn.k_b_proj",
+    "attention.value_b": "self_attn.v_b_proj",
     "attention.gate": "self_attn.g_proj",
     "attention.conv_in": "conv.in_proj", "attention.conv_taps": "conv.conv", "attention.conv_out": "conv.out_proj",
     "attention.qkv": "linear_attn.in_proj_qkv", "attention.z": "linear_attn.in_proj_z",
@@ -29,10 +33,15 @@ _NAMES = {
     "attention.delta_out": "linear_attn.out_proj",
 }  # fmt: skip
 _FEED_FORWARD = {
-    "router": "gate", "shared_gate": "shared_expert_gate", "shared": "shared_expert", "experts": "experts",
+    "router": "gate", "selection": "gate.e_score_correction", "shared_gate": "shared_expert_gate",
+    "shared": "shared_expert", "experts": "experts",
     "gate": "gate_proj", "up": "up_proj", "down": "down_proj",
     "router_norm": "gate_norm", "scales": "gate_scales", "shared_out_norm": "shared_expert.out_norm",
 }  # fmt: skip
+
+
+_EXACT = ".selection.bias"
+"""End of the names of parameters that stay in float32: rounded to 8 bits, a bias of 10 would hide scores below 1."""
 
 
 def load_weights(
@@ -43,7 +52,7 @@ def load_weights(
     for name, _ in module.named_parameters():
         stored = checkpoint.tensor(checkpoint_name(name))
         values = torch.from_numpy(np.ascontiguousarray(shard.part(name, stored)))
-        tensors[name] = values.to(device=device, dtype=dtype)
+        tensors[name] = values.to(device=device, dtype=torch.float32 if name.endswith(_EXACT) else dtype)
     module.load_state_dict(tensors, assign=True)
 
 

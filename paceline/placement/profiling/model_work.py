@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.limits import unrepeated
 from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.latent import latent_shapes
 from paceline.theory.capacity import kv_bytes_per_token
 
 
@@ -18,7 +20,7 @@ class ModelWork:
 
     Attributes:
         dense: parameters that every row takes, all layers and the head. expert: those of one expert, all layers.
-        num_experts, experts_per_row: of each layer; 0 where there are none.
+        num_experts, experts_per_row: of each layer with experts; 0 where there are none.
         embedding: parameters that are looked up and not multiplied; 0 where the head is the same table.
         num_layers, hidden, kv_heads, head_dim, query_heads: sizes. feed_forward: width of a layer's feed-forward, or of
             one expert's.
@@ -54,18 +56,22 @@ class ModelWork:
             )
         hidden, layers = config.hidden_size, config.num_hidden_layers
         heads = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-        feed_forward = (3 if config.mlp.startswith("gated") else 2) * hidden * config.intermediate_size
-        experts = config.experts
-        dense, expert = 2 * hidden * (heads[0] + heads[1]), 0
-        if experts is None:
-            dense += feed_forward
-        else:
-            expert = feed_forward
-            dense += hidden * experts.num_experts + 3 * hidden * experts.shared_intermediate_size
+        per_unit = (3 if config.mlp.startswith("gated") else 2) * hidden
+        experts, without = config.experts, layers
+        attention = 2 * hidden * (heads[0] + heads[1])
+        if config.latent:
+            shapes = latent_shapes(config.latent, hidden, config.num_attention_heads)
+            attention = sum(prod(shape) for _, shape in shapes if len(shape) > 1)
+        dense, expert = layers * attention, 0
+        if experts is not None:
+            without = min(experts.first_k_dense_replace, layers)
+            expert = (layers - without) * per_unit * config.intermediate_size
+            dense += (layers - without) * hidden * (experts.num_experts + 3 * experts.shared_intermediate_size)
+        dense += without * per_unit * config.dense_size
         table = config.vocab_size * hidden
         return cls(
-            dense=layers * dense + table,
-            expert=layers * expert,
+            dense=dense + table,
+            expert=expert,
             num_experts=experts.num_experts if experts else 0,
             experts_per_row=experts.num_experts_per_tok if experts else 0,
             embedding=0 if config.tie_word_embeddings else table,

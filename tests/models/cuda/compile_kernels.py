@@ -128,7 +128,9 @@ def kernels(kind: str, bytes_each: int, waits: bool, key_bytes: int = attention.
     chosen = {"logits": "*fp32", "slots": "*i64", "spare_slot": "i32", "num_experts": "i32", "num_pairs": "i32"}
     chosen |= {"shares": "*fp32"} | dict.fromkeys(("experts", "members", "counts"), "*i32")
     routing = {"HAS_SLOTS": True, "TOP_K": 8, "RESCALES": True, "BLOCK": 128, "CHOICES": 8}
-    yield experts._route, chosen, routing | waiting, two
+    for grouped in (False, True):
+        form = {"SIGMOID": grouped, "HAS_SELECTION": grouped, "GROUPS": 8 if grouped else 1, "KEPT": 4}
+        yield experts._route, chosen | {"selection": "*fp32", "scale": "fp32"}, routing | form | waiting, two
     yield experts._group, chosen, {"TILE": 16, "BLOCK": 4096} | waiting, two
     for gate, shape, kind_of_out in ((3, (2880, 2880), {}), (0, (2048, 768), {"out": "*fp32"})):
         for in_blocks in (False, True):

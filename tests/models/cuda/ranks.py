@@ -31,6 +31,7 @@ FAMILIES = {
     "shared expert": mixture_config(),
     "gpt-oss": mixture_config("gpt_oss", experts=Experts(8, 3, True, bias=True), mlp="gated_clamped",
                               attention_sinks=True, attention_bias=True, attention_out_bias=True),
+    "dense first layer": mixture_config("glm4_moe"),
 }  # fmt: skip
 HEAD = "tests.drafters.heads.random_heads:make_random_head"
 CONFIG = EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none", dtype="float32")

@@ -34,6 +34,10 @@ KINDS = {
         num_hidden_layers=2, experts=Experts(8, 3, norm_topk_prob=True, bias=True), mlp="gated_clamped",
         attention_sinks=True, attention_bias=True,
     ),
+    "glm4_moe": mixture_config("glm4_moe", num_hidden_layers=2),
+    "ernie4_5_moe": mixture_config("ernie4_5_moe", num_hidden_layers=2, experts=Experts(
+        8, 3, True, 64, e_score_correction_bias=True, shared_expert_gate=False, first_k_dense_replace=1,
+        dense_intermediate_size=160)),
 }  # fmt: skip
 
 
@@ -59,21 +63,40 @@ def fused_twin(config, deterministic=False):
 @pytest.mark.parametrize("rescales", [True, False])
 def test_rows_are_routed_as_pytorch_routes_them(rescales):
     logits = numbers(7, 11) * 3
-    experts, shares = kernels.route(logits, 4, rescales)
+    experts, shares = kernels.route(logits, Experts(11, 4, rescales))
     want, numbers_of = logits.softmax(dim=-1).topk(4, dim=-1)
     assert torch.equal(experts.long(), numbers_of)
     torch.testing.assert_close(shares, want / want.sum(-1, keepdim=True) if rescales else want)
 
 
+@pytest.mark.parametrize("scores", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("groups", [(1, 1), (4, 2), (3, 2)])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("rescales", [True, False])
+def test_scores_biases_and_groups_are_those_of_the_reference(scores, groups, biased, rescales):
+    settings = Experts(12, 3, rescales, scoring_func=scores, e_score_correction_bias=biased, n_group=groups[0],
+                       topk_group=groups[1], routed_scaling_factor=2.5)  # fmt: skip
+    config = mixture_config("glm4_moe", experts=settings)
+    own, logits = mixture(config), numbers(40, 12) * 2
+    bias = own.selection.bias if biased else None
+    (shares, want), (experts, found) = own.routed(logits), kernels.route(logits, settings, bias)
+    assert torch.equal(experts.long(), want)
+    torch.testing.assert_close(found, shares)
+    plain = kernels.route(logits, Experts(12, 3, rescales))[0]
+    assert torch.equal(plain, experts) == (not biased and groups[0] == 1)
+
+
 def test_equal_experts_go_by_number_and_padding_rows_have_none():
     slots = torch.tensor([5, 9, 5])
-    experts, _ = kernels.route(torch.zeros(3, 6), 2, True, slots, 9)
+    experts, _ = kernels.route(torch.zeros(3, 6), Experts(6, 2, True), None, slots, 9)
     assert experts.tolist() == [[0, 1], [-1, -1], [0, 1]]
 
 
 def test_logits_that_are_no_numbers_lead_to_no_expert_past_the_last():
-    experts, _ = kernels.route(torch.full((2, 5), float("nan")), 3, True)
-    assert int(experts.min()) >= 0 and int(experts.max()) < 5
+    grouped = Experts(6, 3, True, scoring_func="sigmoid", e_score_correction_bias=True, n_group=3, topk_group=2)
+    for settings, bias in ((Experts(6, 3, True), None), (grouped, torch.zeros(6))):
+        experts, _ = kernels.route(torch.full((2, 6), float("nan")), settings, bias)
+        assert int(experts.min()) >= 0 and int(experts.max()) < 6
 
 
 @pytest.mark.parametrize(("rows", "count"), [(1, 8), (5, 3), (40, 4), (23, 1)])
@@ -171,10 +194,10 @@ def test_experts_of_several_forms_stay_apart():
     assert not can_stack(own)
 
 
-@pytest.mark.parametrize("kind", ["qwen2_moe", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["qwen2_moe", "gpt_oss", "glm4_moe"])
 def test_ranks_with_shares_of_all_experts_add_up(kind):
     config, own = KINDS[kind], mixture(KINDS[kind])
-    x, prefix = numbers(5, KINDS[kind].hidden_size, seed=3), "layers.0.feed_forward."
+    x, prefix = numbers(5, KINDS[kind].hidden_size, seed=3), "layers.1.feed_forward."
     want, total = own(x), torch.zeros(5, config.hidden_size)
     for rank in range(2):
         shard = Shard(config, range(2), rank, 2)

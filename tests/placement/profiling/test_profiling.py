@@ -36,6 +36,19 @@ MIXTRAL = SMOL | {
     "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
     "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False,
 }  # fmt: skip
+GLM_AIR = SMOL | {
+    "model_type": "glm4_moe", "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 10944,
+    "num_hidden_layers": 46, "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128,
+    "n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "tie_word_embeddings": False,
+}  # fmt: skip
+DEEPSEEK_LITE = SMOL | {
+    "model_type": "deepseek_v2", "vocab_size": 102400, "hidden_size": 2048, "intermediate_size": 10944,
+    "num_hidden_layers": 27, "num_attention_heads": 16, "num_key_value_heads": 16, "n_routed_experts": 64,
+    "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "n_shared_experts": 2, "first_k_dense_replace": 1,
+    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "tie_word_embeddings": False,
+}  # fmt: skip
 ROUND = DeviceSheet(1e14, 1e12, 1e12, compute_share=1.0, bandwidth_share=1.0, step_overhead=0.0)
 
 
@@ -48,6 +61,12 @@ def test_parameters_are_those_of_published_models():
     mixtral = work(MIXTRAL)
     assert mixtral.total_bytes / 2 == pytest.approx(46.7e9, rel=1e-3)
     assert mixtral.operations(1, 0) / 2 == pytest.approx(12.9e9 - 0.13e9, rel=5e-3)  # active, less the embedding
+    air = work(GLM_AIR)
+    assert air.total_bytes / 2 == pytest.approx(106.85e9, rel=1e-3)
+    assert air.operations(1, 0) / 2 == pytest.approx(12.8e9, rel=5e-3)
+    lite = work(DEEPSEEK_LITE)
+    assert lite.total_bytes / 2 == pytest.approx(15.7e9, rel=2e-3)
+    assert lite.operations(1, 0) / 2 == pytest.approx(2.66e9 - 0.21e9, rel=5e-3)
     assert work().bytes_per_token == 2 * 30 * 3 * 64 * 2
 
 

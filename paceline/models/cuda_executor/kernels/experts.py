@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.models.architecture.experts import Experts
 from paceline.models.cuda_executor.block_matrix import BlockMatrix
 from paceline.models.cuda_executor.kernels import blocks
 from paceline.models.cuda_executor.kernels.dependent import dependent, let_next_begin, wait_for_inputs
@@ -44,12 +45,33 @@ class Tiles(NamedTuple):
 
 
 @triton.jit
+def _best_groups(wanted, expert, num_experts, GROUPS: tl.constexpr, KEPT: tl.constexpr, BY_TWO: tl.constexpr):
+    """`wanted` with minus infinity outside the best groups, lower numbers first on ties; see `Experts.n_group`."""
+    nothing = float("-inf")
+    group = expert // (num_experts // GROUPS)
+    scores = tl.full(wanted.shape, nothing, tl.float32)
+    for number in tl.static_range(GROUPS):
+        own = tl.where(group == number, wanted, nothing)
+        score = tl.max(own, axis=0)
+        if BY_TWO:
+            score += tl.max(tl.where(expert == tl.argmax(own, axis=0), nothing, own), axis=0)
+        scores = tl.where(group == number, score, scores)
+    kept = tl.full(wanted.shape, nothing, tl.float32)
+    for _ in tl.static_range(KEPT):
+        best = tl.argmax(scores, axis=0) // (num_experts // GROUPS)
+        kept = tl.where(group == best, wanted, kept)
+        scores = tl.where(group == best, nothing, scores)
+    return kept
+
+
+@triton.jit
 def _route(
-    logits, slots, experts, shares, num_experts, spare_slot,
-    HAS_SLOTS: tl.constexpr, TOP_K: tl.constexpr, RESCALES: tl.constexpr, BLOCK: tl.constexpr, CHOICES: tl.constexpr,
+    logits, slots, selection, experts, shares, num_experts, spare_slot, scale,
+    HAS_SLOTS: tl.constexpr, TOP_K: tl.constexpr, RESCALES: tl.constexpr, SIGMOID: tl.constexpr,
+    HAS_SELECTION: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr, CHOICES: tl.constexpr,
     WAITS: tl.constexpr,
 ):  # fmt: skip
-    """A row's most probable experts, lower numbers first on ties, and their shares; none for a padding row.
+    """A row's experts with the best scores, lower numbers first on ties, and their shares; none for a padding row.
 
     Numbers stay in bounds where logits are not: a NaN is compared to nothing.
     """
@@ -59,22 +81,32 @@ def _route(
     is_spare = tl.load(slots + row) == spare_slot if HAS_SLOTS else False
     wait_for_inputs(WAITS)
     x = tl.load(logits + row * num_experts + expert, mask=expert < num_experts, other=float("-inf"))
-    mass = tl.exp(x - tl.max(x, axis=0))
-    total = tl.sum(mass, axis=0)
-    left = tl.where(expert < num_experts, mass, -1.0)
+    if SIGMOID:
+        mass, total = 1.0 / (1.0 + tl.exp(-x)), 1.0
+    else:
+        mass = tl.exp(x - tl.max(x, axis=0))
+        total = tl.sum(mass, axis=0)
+    wanted = mass
+    if HAS_SELECTION:
+        mass = mass / total
+        total = 1.0
+        wanted = mass + tl.load(selection + expert, mask=expert < num_experts, other=0.0)
+    left = tl.where(expert < num_experts, wanted, float("-inf"))
+    if GROUPS > 1:
+        left = _best_groups(left, expert, num_experts, GROUPS, KEPT, HAS_SELECTION)
     found, share = tl.full([CHOICES], -1, tl.int32), tl.zeros([CHOICES], tl.float32)
     for number in tl.static_range(TOP_K):
         best = tl.minimum(tl.argmax(left, axis=0), num_experts - 1)
         found = tl.where(choice == number, best, found)
-        share = tl.where(choice == number, tl.max(left, axis=0), share)
-        left = tl.where(expert == best, -1.0, left)
+        share = tl.where(choice == number, tl.sum(tl.where(expert == best, mass, 0.0), axis=0), share)
+        left = tl.where(expert == best, float("-inf"), left)
     if RESCALES:
-        total = tl.sum(share, axis=0)
+        total = tl.sum(share, axis=0) + 1e-20
     kept = choice < TOP_K
     if HAS_SLOTS:
         found = tl.where(is_spare, -1, found)
     tl.store(experts + row * TOP_K + choice, found, mask=kept)
-    tl.store(shares + row * TOP_K + choice, share / total, mask=kept)
+    tl.store(shares + row * TOP_K + choice, share / total * scale, mask=kept)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -202,23 +234,28 @@ def _expert_block_product(
 
 
 def route(
-    logits: Tensor, top_k: int, rescales: bool, slots: Tensor | None = None, spare_slot: int = -1
+    logits: Tensor, settings: Experts, selection: Tensor | None = None, slots: Tensor | None = None,
+    spare_slot: int = -1,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """([M, top_k] int32 experts, [M, top_k] float32 shares) of rows with router logits [M, experts] float32.
 
     Args:
-        rescales: whether a row's shares sum to 1.
+        selection: [experts] float32, see `Experts.e_score_correction_bias`.
         slots, spare_slot: [M] the rows' cache slots; a row whose slot is the spare one is padding and has no experts,
             which are -1.
     """
     rows, count = logits.shape
+    top_k = settings.num_experts_per_tok
     experts = torch.empty(rows, top_k, dtype=torch.int32, device=logits.device)
     shares = torch.empty(rows, top_k, dtype=torch.float32, device=logits.device)
     if rows:
         _route[(rows,)](
-            logits, experts if slots is None else slots, experts, shares, count, spare_slot,
-            HAS_SLOTS=slots is not None, TOP_K=top_k, RESCALES=rescales, BLOCK=triton.next_power_of_2(count),
-            CHOICES=triton.next_power_of_2(top_k), **dependent(logits.device),
+            logits, experts if slots is None else slots, logits if selection is None else selection, experts, shares,
+            count, spare_slot, settings.routed_scaling_factor,
+            HAS_SLOTS=slots is not None, TOP_K=top_k, RESCALES=settings.norm_topk_prob,
+            SIGMOID=settings.scoring_func == "sigmoid", HAS_SELECTION=selection is not None, GROUPS=settings.n_group,
+            KEPT=settings.topk_group, BLOCK=triton.next_power_of_2(count), CHOICES=triton.next_power_of_2(top_k),
+            **dependent(logits.device),
         )  # fmt: skip
     return experts, shares
 
