@@ -107,6 +107,9 @@ FAMILIES: Mapping[str, Family] = {
                window_asked=True, defaults={**_QWEN, "max_window_layers": 80}, parts=parts.biased_queries),
         Family("qwen3_vl_text", "qwen3vl", "the language model of Qwen3-VL: qwen3, for text",
                defaults={"head_dim": 128}, parts=parts.head_norms, gguf_parts=parts.head_norms),
+        Family("qwen3_vl_moe_text", "qwen3vlmoe", "the language model of Qwen3-VL with experts: qwen3_moe, for text",
+               stacked={"mlp.experts.gate_up_proj": ("mlp.experts.gate_proj", "mlp.experts.up_proj")},
+               transposed=("mlp.experts",), either=True, parts=parts.head_norms, gguf_parts=parts.head_norms),
         Family("qwen3_moe", "qwen3moe", "qwen3 with experts", window="all", window_asked=True,
                parts=parts.head_norms, gguf_parts=parts.head_norms),
         Family(
@@ -185,6 +188,9 @@ FAMILIES: Mapping[str, Family] = {
                "norm_topk_prob": True, "routed_scaling_factor": 2.5}, **_LATENT),
         Family("glm4_moe_lite", "deepseek2", "deepseek_v3 with other defaults; GLM-4.7-Flash", defaults={
                **_ONE_OF_EACH, "norm_topk_prob": True, "routed_scaling_factor": 1.8}, **_LATENT),
+        Family("minicpm3", "minicpm3", "latent attention whose heads turn in halves; embeddings, residuals and logits "
+               "multiplied", defaults={"tie_word_embeddings": True}, parts=parts.minicpm3,
+               gguf_parts=parts.minicpm3_gguf, **_LATENT | {"interleaved": False}),
         Family("seed_oss", "seed_oss", "biases on queries, keys and values",
                defaults={"attention_bias": True, "head_dim": 128},
                gguf_names={"post_attention_layernorm": "post_attention_norm"}, parts=parts.seed_oss),

@@ -29,7 +29,6 @@ from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.kv_cache import first_element, write_token
 from paceline.models.numba_executor.latent import (
     LATENT_PHASES,
-    LatentScratch,
     LatentShape,
     LatentWeights,
     place_latent,
@@ -219,7 +218,7 @@ class Scratch(NamedTuple):
     wide: np.ndarray
     attention: AttentionScratch
     experts: ExpertScratch
-    latent: LatentScratch
+    latent: np.ndarray
     mix: np.ndarray
     gates: np.ndarray
     cells: np.ndarray
@@ -235,14 +234,14 @@ def _grow(query, start, size, position, shape):
 
 
 @kernel
-def _place_row(row, layer, thread, shape, eps, weights, batch, scratch, keys, values):
+def _place_row(row, layer, thread, num_rows, shape, eps, weights, batch, scratch, keys, values):
     """Norm (where the model does) and rotate a row's queries and keys; write its key and value into the cache."""
     dim, half, place_of_layer = shape.head_dim, shape.rotary // 2, weights.places[layer]
     qkv = scratch.qkv
     start, table = row * shape.qkv, weights.rope_numbers[layer]
     angles = (table * (len(weights.rope_cos) // (max(half, 1) * shape.tables)) + batch.positions[row]) * half
     if shape.latent.rank > 0:
-        place_latent(row, layer, thread, angles, shape, weights, batch, scratch, keys, values)
+        place_latent(row, layer, thread, num_rows, angles, shape, weights, batch, scratch, keys, values)
         return
     if shape.wide_norm:
         width, key_width = shape.heads * dim, shape.kv_heads * dim
@@ -309,7 +308,7 @@ def _place_rows(phase, layer, thread, num_threads, num_rows, shape, eps, weights
     first = take(scratch.counters, phase, size, num_rows)
     while first >= 0:
         for row in range(first, min(first + size, num_rows)):
-            _place_row(row, layer, thread, shape, eps, weights, batch, scratch, keys, values)
+            _place_row(row, layer, thread, num_rows, shape, eps, weights, batch, scratch, keys, values)
         first = take(scratch.counters, phase, size, num_rows)
 
 
