@@ -77,6 +77,9 @@ def _configs():
         "qwen3_vl_text": t.Qwen3VLConfig(
             text_config=SIZES | {"head_dim": 16, "rope_parameters": MROPE},
             vision_config={"depth": 1, "out_hidden_size": 64, "deepstack_visual_indexes": [0]} | VISION),
+        "qwen3_vl_moe_text": t.Qwen3VLMoeConfig(
+            text_config=SIZES | EXPERTS | {"head_dim": 16, "rope_parameters": MROPE, "moe_intermediate_size": 96},
+            vision_config={"depth": 1, "out_hidden_size": 64, "deepstack_visual_indexes": [0]} | VISION),
         "qwen2_moe": t.Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=64),
         "qwen3_moe": t.Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=16, norm_topk_prob=True),
         "mixtral": t.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, **WINDOW),
@@ -129,6 +132,8 @@ def _configs():
             rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
         "glm4_moe_lite": t.Glm4MoeLiteConfig(
             **HEADS | LATENT | ROUTED | {"v_head_dim": 64}, **ENDS, q_lora_rank=64),
+        "minicpm3": t.MiniCPM3Config(
+            **HEADS | {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16}, **ENDS),
         "ernie4_5_moe": t.Ernie4_5_MoeConfig(
             **SIZES | DENSE_FIRST, **ENDS, moe_num_experts=6, moe_k=3, moe_num_shared_experts=2),
         "seed_oss": t.SeedOssConfig(**SIZES, head_dim=16),

@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "lfm2": "lfm2", "qwen3_5_text": "qwen35",
     "glm4_moe": "glm4moe", "dots1": "dots1", "ernie4_5_moe": "ernie4_5-moe",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
+    "minicpm3": "minicpm3", "qwen3_vl_moe_text": "qwen3vlmoe",
 }  # fmt: skip
 IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoehybrid", "ministral3")
 _LLAMA_KEYS = {
@@ -98,6 +99,10 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
         return values | {"feed_forward_length": config["n_inner"] or 4 * config["n_embd"]}
     if ARCHITECTURES[kind] == "deepseek2":
         values = _latent_metadata(config, values)
+    if kind == "minicpm3":
+        ranks = {f"attention.{name}": config[name] for name in ("kv_lora_rank", "q_lora_rank")}
+        rope = config["qk_rope_head_dim"]
+        values |= ranks | {"rope.dimension_count": rope, "attention.key_length": config["qk_nope_head_dim"] + rope}
     if kind in ("glm4_moe", "dots1", "deepseek_v3"):  # GLM-4.7-Flash lacks it, which has a bias
         values["expert_gating_func"] = int(gguf.ExpertGatingFuncType.SIGMOID)
     if kind == "ernie4_5_moe":  # as the converter has it, which llama.cpp then does not use as the width
@@ -179,6 +184,19 @@ def _latent_metadata(config: dict[str, Any], values: dict[str, Any]) -> dict[str
     }  # fmt: skip
 
 
+def _experts_one_by_one(name: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Gate, up and down of each expert, of tensors that hold all of a layer."""
+    stem, _, part = name.partition(".experts.")
+    for number, own in enumerate(values if part else ()):
+        halves = {"down_proj": own} if part == "down_proj" else dict(
+            zip(("gate_proj", "up_proj"), np.split(own, 2), strict=True)
+        )  # fmt: skip
+        for each, matrix in halves.items():
+            yield f"{stem}.experts.{number}.{each}.weight", matrix
+    if not part:
+        yield name, values
+
+
 def _keys_and_values_apart(config: dict[str, Any], name: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """A matrix per head for keys, transposed, and for values, in place of DeepSeek's ``kv_b_proj``."""
     if ".kv_b_proj." not in name:
@@ -222,8 +240,10 @@ def _tensors(config: dict[str, Any], stored: dict[str, np.ndarray]) -> Iterator[
         stored = {name: _heads_together(config, name, values) for name, values in stored.items()}
     if kind == "qwen3_5_text":
         stored = {name.replace(".dt_bias", ".dt_proj.bias"): _tiled(config, name, x) for name, x in stored.items()}
-    if "kv_lora_rank" in config:
+    if ARCHITECTURES[kind] == "deepseek2":
         stored = dict(part for name, values in stored.items() for part in _keys_and_values_apart(config, name, values))
+    if kind == "qwen3_vl_moe_text":
+        stored = dict(part for name, values in stored.items() for part in _experts_one_by_one(name, values))
     changes = {"gpt_oss": _gpt_oss, "gemma4_text": _gemma4}
     stored = changes.get(kind, _experts_together)(stored)
     for name, values in stored.items():

@@ -105,6 +105,16 @@ def test_yarn_makes_scores_grow():
     assert angles.attention_scale == 48**-0.5 and angles.rope_factor == pytest.approx(0.1 * np.log(40) + 1)
 
 
+def test_factors_of_minicpm3():
+    mini = {name: value for name, value in DEEPSEEK.items() if name not in ("n_routed_experts", "v_head_dim")}
+    mini |= {"model_type": "minicpm3"}
+    config = ModelConfig.from_hf(mini)
+    assert (config.embedding_scale, config.logit_scale, config.value_dim) == (12.0, 4.0, 16)
+    assert config.residual_scale == pytest.approx(1.4 / 3**0.5)
+    none = ModelConfig.from_hf(mini | {"scale_depth": None, "dim_model_base": None, "scale_emb": 1})
+    assert (none.embedding_scale, none.logit_scale, none.residual_scale) == (1.0, 1.0, 1.0)
+
+
 def test_of_gguf_files_a_bias_or_a_key_tells_v3_from_v2():
     keys = {
         "general.architecture": "deepseek2", "block_count": 3, "context_length": 64, "embedding_length": 64,

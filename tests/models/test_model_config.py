@@ -429,6 +429,7 @@ def test_queries_grow_with_their_position():
     assert (same.query_growth, same.query_growth_every, same.rope_factor) == (0.1, 128, 1.0)
 
 
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3")
 ACTIVATIONS = {
     "gpt_neox": "gelu",
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gemma4_text", "starcoder2"), "gelu_pytorch_tanh"),
@@ -444,7 +445,9 @@ def test_every_supported_type_can_be_read():
         eps = {"norm_epsilon": 1e-5, "layer_norm_eps": 1e-5}
         four = {"shared_intermediate_size": 96, "layer_types": ["full_attention"] * 3, "hidden_size_per_layer_input": 0}
         base = GPT2 if name == "gpt2" else MIXTURE | act | eps | (four if name in NEED_KINDS else {})
-        base = base | {"n_routed_experts": 8, "moe_num_experts": 8, "moe_k": 2}
+        base = base | {"n_routed_experts": 16, "moe_num_experts": 8, "moe_k": 2, "first_k_dense_replace": 1}
+        if name in LATENT:
+            base = base | {"num_key_value_heads": 8, "kv_lora_rank": 32, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8}
         assert ModelConfig.from_hf(base | {"model_type": name}).model_type == name
 
 

@@ -204,6 +204,19 @@ def test_layers_for_multi_token_prediction_that_are_numbered_on(tiny_models, tmp
         SafetensorsCheckpoint(folder)
 
 
+def test_experts_are_read_whichever_way_round_they_are(tiny_models, tmp_path):
+    """Qwen3-VL is published with matrices of experts [in, out]; transformers saves them [out, in]."""
+    folder = shutil.copytree(tiny_models["qwen3_vl_moe_text"][0], tmp_path / "model")
+    before, stored = SafetensorsCheckpoint(folder), load_file(folder / "model.safetensors")
+    turned = {n: x.transpose(1, 2).contiguous() if ".mlp.experts." in n else x for n, x in stored.items()}
+    assert sum(turned[name].shape != x.shape for name, x in stored.items()) == 4
+    want = {name: before.tensor(name) for name in before.names()}
+    save_file(turned, folder / "model.safetensors")
+    after = SafetensorsCheckpoint(folder)
+    for name, values in want.items():
+        np.testing.assert_array_equal(after.tensor(name), values, err_msg=name)
+
+
 def test_weights_of_another_model(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 70}))

@@ -5,7 +5,7 @@ import pytest
 
 from paceline.errors import InvalidParameter
 from paceline.models.architecture.experts import Experts
-from tests.fakes import RandomCheckpoint, mixture_config, small_config
+from tests.fakes import RandomCheckpoint, latent_config, mixture_config, small_config
 
 torch = pytest.importorskip("torch")
 
@@ -59,13 +59,14 @@ def test_shares_of_experts_and_sinks():
     assert not second.part(f"{stem}.experts.3.down.bias", added).any()
 
 
-def test_stages_one_after_another_are_the_model_bit_by_bit():
-    checkpoint = RandomCheckpoint(CONFIG)
+@pytest.mark.parametrize("config", [CONFIG, mixture_config("glm4_moe"), latent_config()], ids=lambda c: c.model_type)
+def test_stages_one_after_another_are_the_model_bit_by_bit(config):
+    checkpoint = RandomCheckpoint(config)
     whole = TorchModel(checkpoint)
     cache = whole.new_cache(2)
     expected = whole.forward(ROWS, cache)
-    first = Stage(checkpoint, "cpu", "float32", Shard(CONFIG, range(1)))
-    last = Stage(checkpoint, "cpu", "float32", Shard(CONFIG, range(1, 3)))
+    first = Stage(checkpoint, "cpu", "float32", Shard(config, range(1)))
+    last = Stage(checkpoint, "cpu", "float32", Shard(config, range(1, 3)))
     caches = first.new_cache(2), last.new_cache(2)
     with torch.inference_mode():
         x, _ = first.run(first.embed(ROWS), ROWS, caches[0])

@@ -74,7 +74,8 @@ def test_gemma_4_merges_letters_in_the_order_of_a_list():
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
 
 
-UNKNOWN_TO_TRANSFORMERS = {"stablelm2": "qwen2", "glm4": "dbrx", "chatglm-bpe": "dbrx", "seed-coder": None}
+UNKNOWN_TO_TRANSFORMERS = {"stablelm2": "qwen2", "glm4": "dbrx", "chatglm-bpe": "dbrx", "seed-coder": None,
+                           "deepseek-v3": None}  # fmt: skip
 """Names that its table lacks, and what they are equal to there."""
 
 
@@ -104,6 +105,7 @@ def test_words_are_cut_as_transformers_cuts_them(name):
         ("qwen2", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "1", "2", "3", "4", "5", "/\n", "/"]),
         ("tekken", ["We", "'re", " camel", "Case", "HTMLDON", "'T", " ", "1", "2", "3", "4", "5", "/\n/"]),
         ("stablelm2", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "1", "2", "3", "4", "5", "/\n", "/"]),
+        ("deepseek-v3", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "123", "45", "/\n", "/"]),
         ("seed-coder", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "1", "2", "3", "4", "5", "/", "\n", "/"]),
         ("gpt-4o", ["We're", " camel", "Case", "HTMLDON'T", " ", "123", "45", "/\n/"]),
     ],
@@ -112,6 +114,15 @@ def test_what_sets_the_ways_to_cut_apart(name, words):
     text = "We're camelCaseHTMLDON'T 12345/\n/"
     cut = word_cut(name).pre_tokenizer().pre_tokenize_str(text)
     assert [text[first:last] for _, (first, last) in cut] == words
+
+
+def test_deepseek_cuts_off_digits_and_east_asian_letters_first():
+    text = "f.name(x)=1234 (日本語です) cafe\u0301, “quoted”\n\n  end"
+    cut = word_cut("deepseek-v3").pre_tokenizer().pre_tokenize_str(text)
+    assert [text[first:last] for _, (first, last) in cut] == [
+        "f", ".name", "(x", ")=", "123", "4", " (", "日本語です", ")", " cafe\u0301", ",", " “", "quoted", "”\n\n", " ",
+        " end",
+    ]  # fmt: skip
 
 
 def test_smollm_keeps_every_digit_by_itself():

@@ -21,7 +21,8 @@ FAMILIES = [
     "cohere", "cohere2", "gpt_neox", "gpt_neox-serial",
     "qwen2_5_vl_text", "qwen3_vl_text", "granitemoehybrid",
     "glm4_moe", "glm4_moe-large", "dots1", "dots1-grouped", "ernie4_5_moe",
-    "deepseek_v2", "deepseek_v2-greedy", "deepseek_v3", "glm4_moe_lite",
+    "deepseek_v2", "deepseek_v2-greedy", "deepseek_v3", "glm4_moe_lite", "minicpm3",
+    "qwen3_vl_moe_text",
     "lfm2", "lfm2-adjusted", "qwen3_5_text", "qwen3_5_text-even",
     "gemma4_text", "gemma4_text-large", "gemma4_text-mixture",
 ]  # fmt: skip

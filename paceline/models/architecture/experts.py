@@ -19,7 +19,7 @@ _DENSE_FIRST: Mapping[str, Scores] = {
 }  # fmt: skip
 """Families whose first layers are dense, with the scores of their routers, which have a selection bias except that of
 DeepSeek-V2."""
-MIXTURE_MODEL_TYPES = ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "gpt_oss", *_DENSE_FIRST)
+MIXTURE_MODEL_TYPES = ("qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "mixtral", "olmoe", "gpt_oss", *_DENSE_FIRST)
 _MOST_EXPERTS = 4096
 LEAST_TOTAL = 1e-20
 """Added to the sum by which shares are rescaled, as in transformers: it keeps scores of 0 from being divided by 0."""
@@ -100,7 +100,7 @@ def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | No
     width = "intermediate_size" if model_type in ("mixtral", "olmoe", "gpt_oss") else "moe_intermediate_size"
     count = "num_local_experts" if "num_local_experts" in fields else "num_experts"  # transformers renamed it
     shared = fields.whole("shared_expert_intermediate_size", 0, least=0) if model_type == "qwen2_moe" else 0
-    normed = model_type in ("mixtral", "gpt_oss") or fields.flag("norm_topk_prob", False)
+    normed = model_type in ("mixtral", "gpt_oss", "qwen3_vl_moe_text") or fields.flag("norm_topk_prob", False)
     chosen, bias = fields.whole("num_experts_per_tok"), model_type == "gpt_oss"
     return Experts(fields.whole(count, most=_MOST_EXPERTS), chosen, normed, shared, bias), fields.whole(width)
 

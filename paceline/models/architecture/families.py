@@ -56,6 +56,7 @@ _LATENT: dict[str, Any] = {
     "names": _LATENT_NAMES, "woven": {"self_attn.kv_b_proj": _KEYS_AND_VALUES},
     "gguf_woven": {"attn_kv_b": _KEYS_AND_VALUES}, "interleaved": True, "latent": True,
 }  # fmt: skip
+_LATENT_HALVES: dict[str, Any] = _LATENT | {"interleaved": False}
 _ERNIE_KEYS = {
     "n_routed_experts": "moe_num_experts", "num_experts_per_tok": "moe_k", "n_shared_experts": "moe_num_shared_experts",
     "first_k_dense_replace": "moe_layer_start_index",
@@ -126,6 +127,9 @@ FAMILIES: Mapping[str, Family] = {
                window_asked=True, defaults={**_QWEN, "max_window_layers": 80}, parts=parts.biased_queries),
         Family("qwen3_vl_text", "qwen3vl", "the language model of Qwen3-VL: qwen3, for text",
                defaults={"head_dim": 128}, parts=parts.head_norms, gguf_parts=parts.head_norms),
+        Family("qwen3_vl_moe_text", "qwen3vlmoe", "the language model of Qwen3-VL with experts: qwen3_moe, for text",
+               stacked={"mlp.experts.gate_up_proj": ("mlp.experts.gate_proj", "mlp.experts.up_proj")},
+               transposed=("mlp.experts",), either=True, parts=parts.head_norms, gguf_parts=parts.head_norms),
         Family("qwen3_moe", "qwen3moe", "qwen3 with experts", window="all", window_asked=True,
                parts=parts.head_norms, gguf_parts=parts.head_norms),
         Family(
@@ -221,6 +225,9 @@ FAMILIES: Mapping[str, Family] = {
                "norm_topk_prob": True, "routed_scaling_factor": 2.5}, **_LATENT),
         Family("glm4_moe_lite", "deepseek2", "deepseek_v3 with other defaults; GLM-4.7-Flash", defaults={
                **_ONE_OF_EACH, "norm_topk_prob": True, "routed_scaling_factor": 1.8}, **_LATENT),
+        Family("minicpm3", "minicpm3", "latent attention whose heads turn in halves; embeddings, residuals and logits "
+               "multiplied", defaults={"tie_word_embeddings": True}, parts=parts.minicpm3,
+               gguf_parts=parts.minicpm3_gguf, **_LATENT_HALVES),
         Family("seed_oss", "seed_oss", "biases on queries, keys and values",
                defaults={"attention_bias": True, "head_dim": 128},
                gguf_names={"post_attention_layernorm": "post_attention_norm"}, parts=parts.seed_oss),

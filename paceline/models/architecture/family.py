@@ -36,6 +36,7 @@ class Family:
             row by row or, in attention, head by head.
         gguf_names, gguf_stacked, gguf_woven: the same for GGUF, in addition to `GGUF_PARTS`.
         transposed: beginnings of the parts that transformers stores as [in, out].
+        either: whether experts may be stored the other way round than `transposed` says.
         pairs: whether GGUF interleaves the rows of queries and keys, (2i, 2i + 1) instead of (i, i + head_dim / 2).
         interleaved: whether the model itself turns pairs (2i, 2i + 1) of a head, so that all files interleave its rows.
         norm_shift: what must be added to norm weights of transformers' files (GGUF has it added), but for those in
@@ -68,6 +69,7 @@ class Family:
     gguf_stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gguf_woven: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     transposed: tuple[str, ...] = ()
+    either: bool = False
     pairs: bool = False
     interleaved: bool = False
     norm_shift: float = 0.0

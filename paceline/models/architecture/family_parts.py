@@ -292,6 +292,23 @@ def granite4(fields: Fields) -> dict[str, Any]:
     return granite(fields)
 
 
+def minicpm3(fields: Fields) -> dict[str, Any]:
+    """MiniCPM3: factors on embeddings, residuals and logits, of which null means none."""
+    hidden, layers = fields.whole("hidden_size"), fields.whole("num_hidden_layers", most=MOST_LAYERS)
+    depth, base = (fields.number(name, unsaid) for name, unsaid in (("scale_depth", 1.4), ("dim_model_base", 256)))
+    return {
+        "embedding_scale": fields.number("scale_emb", 12.0),
+        "residual_scale": 1.0 if fields.is_null("scale_depth") else depth / layers**0.5,
+        "logit_scale": 1.0 if fields.is_null("dim_model_base") else base / hidden,
+    }
+
+
+def minicpm3_gguf(fields: Fields) -> dict[str, Any]:
+    """As `minicpm3`; the factors are those of its only model, as in llama.cpp."""
+    sizes = {"hidden_size": fields.get("embedding_length"), "num_hidden_layers": fields.get("block_count")}
+    return minicpm3(Fields(sizes))
+
+
 def granite_gguf(fields: Fields) -> dict[str, Any]:
     """As `granite`."""
     return {

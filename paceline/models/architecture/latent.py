@@ -58,13 +58,14 @@ def latent_from_hf(fields: Fields) -> dict[str, Any]:
                            ("num_key_value_heads", heads)):  # fmt: skip
         fields.expect(name, expected)
     ranks = fields.whole("kv_lora_rank", most=_MOST), fields.whole("q_lora_rank", 0, least=0, most=_MOST)
-    parts = (fields.whole(f"{part}_head_dim", most=_MOST) for part in ("qk_rope", "qk_nope", "v"))
+    rope, still = (fields.whole(f"qk_{part}_head_dim", most=_MOST) for part in ("rope", "nope"))
+    value = fields.whole("v_head_dim", max(1, fields.whole("hidden_size") // heads), most=_MOST)
     scaling = fields.inner("rope_scaling" if "rope_scaling" in fields else "rope_parameters")
     kind, grows = scaling.text("rope_type", scaling.get("type", "default")), 0.0
     if kind != "default" and "mscale_all_dim" in scaling:
         grows = scaling.number("mscale_all_dim", above=-1.0)
     factor = scaling.number("factor") if grows else 1.0
-    return _fields(LatentAttention(*ranks, *parts), heads, grows, factor)
+    return _fields(LatentAttention(*ranks, rope, still, value), heads, grows, factor)
 
 
 def latent_from_gguf(own: Fields) -> dict[str, Any]:
@@ -72,15 +73,18 @@ def latent_from_gguf(own: Fields) -> dict[str, Any]:
 
     Old files state the sizes of expanded heads, newer ones those of latents, and of heads in keys of their own.
     """
-    rope = own.whole("rope.dimension_count", most=_MOST)
-    key, value = (own.whole(f"attention.{name}_length_mla", own.get(f"attention.{name}_length"), most=_MOST)
-                  for name in ("key", "value"))  # fmt: skip
+    rope, heads = own.whole("rope.dimension_count", most=_MOST), own.whole("attention.head_count")
+    per_head = max(1, own.whole("embedding_length") // heads)
+    key, value = (
+        own.whole(f"attention.{name}_length_mla", own.get(f"attention.{name}_length", per_head), most=_MOST)
+        for name in ("key", "value")
+    )
     if key <= rope:
         raise refuse("attention.key_length", f"{key} leaves nothing beside the {rope} dimensions that turn")
     ranks = own.whole("attention.kv_lora_rank", most=_MOST), own.whole("attention.q_lora_rank", 0, least=0, most=_MOST)
     grows = 10 * own.number(_YARN_LOG, 0.0, above=-1.0)  # converters write a tenth of it
     factor = own.number("rope.scaling.factor", 1.0)
-    return _fields(LatentAttention(*ranks, rope, key - rope, value), own.whole("attention.head_count"), grows, factor)
+    return _fields(LatentAttention(*ranks, rope, key - rope, value), heads, grows, factor)
 
 
 def yarn_of_latent(own: Fields) -> Fields:

@@ -5,7 +5,7 @@ Built from the tables of `families.py`. Not for reading bytes (`safetensors_fold
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,8 +32,9 @@ class Source:
         name, file_shape: name and shape of the file's tensor. shape: shape of the model's tensor.
         first: the first row in the file's tensor (after undoing `transposed`; leading axes are flattened to rows).
         every, run: of every `every` rows `run` are ours, from `first` on; 0 for rows that lie together.
-        transposed: whether the file stores [in, out], one matrix or several.
-        pairs: number of heads whose rows are interleaved as pairs (2i, 2i + 1) instead of halves; 0 for none.
+        transposed: whether the file stores [in, out], one matrix or several. either: whether its shape tells instead.
+        pairs: number of heads whose rows are interleaved as pairs (2i, 2i + 1) instead of halves; 0 for none. If
+            `in_halves`, they are not, but those that turn come last.
         turned: how many rows of such a head are interleaved, its first ones or (`turns_last`) its last ones, which are
             the first of ours; 0 for all.
         shift: is added to the values.
@@ -51,6 +52,8 @@ class Source:
     every: int = 0
     run: int = 0
     turns_last: bool = False
+    in_halves: bool = False
+    either: bool = False
     log_of_negative: bool = False
 
     @property
@@ -77,7 +80,9 @@ class Source:
         heads = part.reshape(self.pairs, part.shape[0] // self.pairs, -1)
         size = self.turned or heads.shape[1]
         turned, rest = (heads[:, -size:], heads[:, :-size]) if self.turns_last else (heads[:, :size], heads[:, size:])
-        halves = turned.reshape(self.pairs, size // 2, 2, -1).swapaxes(1, 2).reshape(turned.shape)
+        halves = turned
+        if not self.in_halves:
+            halves = turned.reshape(self.pairs, size // 2, 2, -1).swapaxes(1, 2).reshape(turned.shape)
         return np.concatenate([halves, rest], axis=1).reshape(part.shape)
 
 
@@ -97,9 +102,10 @@ def transformers_sources(config: ModelConfig) -> Iterator[tuple[str, Source]]:
             whole = (shape[0], 1, shape[1])
         yield name, Source(
             theirs, whole[::-1] if transposed else whole, shape, place.first, transposed,
-            pairs=_heads(config, part) if family.interleaved else 0, turned=rotary_dim(config),
+            pairs=_heads(config, part) if family.interleaved or family.latent else 0, turned=rotary_dim(config),
             shift=family.norm_shift if is_norm and part != "linear_attn.norm" else 0.0, every=place.every,
-            run=place.run, turns_last=family.latent,
+            run=place.run, turns_last=family.latent, in_halves=family.latent and not family.interleaved,
+            either=family.either and expert is not None,
         )  # fmt: skip
 
 
@@ -131,9 +137,9 @@ def gguf_sources(config: ModelConfig, has_tensor: Callable[[str], bool]) -> Iter
             whole = (config.num_attention_heads, *(own[::-1] if is_transposed else own))
         yield name, Source(
             f"{prefix}{stem}", whole, shape, place.first, is_transposed,
-            pairs=_heads(config, part) if family.pairs or family.interleaved else 0, turned=rotary_dim(config),
-            every=place.every, run=place.run, turns_last=family.latent,
-            log_of_negative=part == "linear_attn.A_log",
+            pairs=_heads(config, part) if family.pairs or family.interleaved or family.latent else 0,
+            turned=rotary_dim(config), every=place.every, run=place.run, turns_last=family.latent,
+            in_halves=family.latent and not family.interleaved, log_of_negative=part == "linear_attn.A_log",
         )  # fmt: skip
 
 
@@ -147,6 +153,8 @@ def check_complete(sources: Iterator[tuple[str, Source]], found: Mapping[str, tu
     out, missing = {}, []
     for name, source in sources:
         shape = found.get(source.name)
+        if source.either and shape == source.file_shape[::-1]:
+            source = replace(source, file_shape=shape, transposed=not source.transposed)
         if shape is None:
             missing.append(source.name)
             if len(missing) == _MOST_NAMED:

@@ -22,14 +22,7 @@ from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weight
 from paceline.models.numba_executor.gemm import PANEL, padded_rows
 from paceline.models.numba_executor.kernel import machine_code
 from paceline.models.numba_executor.kernel_cache import compiled_forward, compiled_race
-from paceline.models.numba_executor.kv_cache import (
-    NumbaCache,
-    StatefulCache,
-    choose_cache_dtype,
-    flat,
-    new_kv_cache,
-)  # fmt: skip
-from paceline.models.numba_executor.latent import LatentScratch
+from paceline.models.numba_executor.kv_cache import NumbaCache, StatefulCache, choose_cache_dtype, flat, new_kv_cache
 from paceline.models.numba_executor.layer_inputs import InputScratch
 from paceline.models.numba_executor.layer_table import layer_table
 from paceline.models.numba_executor.operand import Operand, activations_of, new_operand
@@ -282,36 +275,28 @@ def _new_scratch(
     def floats(*size: int) -> np.ndarray:
         return np.empty(size, np.float32)
 
+    depth = max(  # of all products
+        shape.hidden, shape.inner, shape.shared_inner, shape.dense_inner, shape.heads * shape.head_dim,
+        shape.latent.rank, shape.latent.query_rank, shape.recurrent.width, shape.layer_input,
+    )  # fmt: skip
     return Scratch(
         counters=np.zeros(0, np.int64),
         hidden=floats(rows * shape.hidden),
         delta=floats(rows * shape.hidden if shape.apart else 0),
         normed=operand(max(rows, asked) * shape.hidden),
         qkv=floats(rows * shape.qkv),
-        mixed=operand(rows * max(shape.heads * shape.head_dim, shape.recurrent.width)),
-        inner=operand(rows * max(shape.inner, shape.dense_inner)),
+        mixed=operand(rows * max(shape.heads * shape.head_dim, shape.latent.rank, shape.recurrent.width)),
+        inner=operand(rows * max(shape.inner, shape.dense_inner, shape.latent.query_rank)),
         logits=floats(asked * shape.vocab),
         peaks=np.zeros(asked * num_threads, np.int64),
         taps=floats(tapped_rows * shape.hidden),
         page_mass=NOT_WEIGHED,
-        row=floats(num_threads, shape.hidden),
+        row=floats(num_threads, max(shape.hidden, 2 * shape.head_dim if shape.latent.rank else 0)),
         gate_up=floats(num_threads, rows * 2 * PANEL),
-        wide=floats(
-            num_threads,
-            PANEL
-            * max(
-                shape.hidden,
-                shape.inner,
-                shape.shared_inner,
-                shape.dense_inner,
-                shape.heads * shape.head_dim,
-                shape.recurrent.width,
-                shape.layer_input,
-            ),
-        ),
+        wide=floats(num_threads, PANEL * depth),
         attention=new_attention_scratch(num_threads, context, shape.head_dim),
         experts=_expert_scratch(shape, operand, rows),
-        latent=_latent_scratch(shape, operand, num_threads, rows),
+        latent=floats(rows * (shape.latent.compressed + shape.latent.expanded)),
         mix=floats(rows * shape.recurrent.columns),
         gates=floats(rows * shape.recurrent.gates),
         cells=new_cells(num_threads, shape.recurrent),
@@ -329,18 +314,6 @@ def _input_scratch(shape: Shape, operand: MakeOperand, num_threads: int, rows: i
     )
 
 
-def _latent_scratch(shape: Shape, operand: MakeOperand, num_threads: int, rows: int) -> LatentScratch:
-    sizes = shape.latent
-    return LatentScratch(
-        query=np.empty(rows * sizes.query_rank, np.float32),
-        joined=np.empty(rows * sizes.joined, np.float32),
-        expanded=np.empty(rows * sizes.expanded, np.float32),
-        normed_query=operand(rows * sizes.query_rank),
-        normed=operand(rows * sizes.rank),
-        head=np.zeros((num_threads, 2 * shape.head_dim if sizes.rank else 0), np.float32),
-    )
-
-
 def _expert_scratch(shape: Shape, operand: MakeOperand, rows: int) -> ExpertScratch:
     def floats(size: int) -> np.ndarray:
         return np.empty(size, np.float32)
@@ -351,8 +324,7 @@ def _expert_scratch(shape: Shape, operand: MakeOperand, rows: int) -> ExpertScra
     pairs, shared_rows = rows * shape.top_k, rows * bool(shape.shared_inner)
     return ExpertScratch(
         logits=floats(rows * shape.experts),
-        wanted=floats(rows * shape.experts),
-        groups=floats(rows * shape.groups),
+        wanted=floats(rows * (shape.experts + shape.groups)),
         chosen=numbers(pairs),
         shares=floats(pairs),
         shared_shares=floats(shared_rows),

@@ -55,7 +55,7 @@ class ExpertScratch(NamedTuple):
 
     Attributes:
         logits: [rows, experts], which become scores. wanted: [rows, experts], scores by which experts are chosen where
-            these are others. groups: [rows, groups], their scores.
+            these are others, then [rows, groups], the scores of groups.
         chosen, shares: [rows, top_k]. shared_shares: [rows].
         places: [rows, top_k], the place of each pair. order: [pairs], the pair at each place.
         starts: [experts + 1], first place of each expert. active: [experts + 1], how many have rows, then which.
@@ -66,7 +66,6 @@ class ExpertScratch(NamedTuple):
 
     logits: np.ndarray
     wanted: np.ndarray
-    groups: np.ndarray
     chosen: np.ndarray
     shares: np.ndarray
     shared_shares: np.ndarray
@@ -113,12 +112,13 @@ def _sigmoid(x, start, size):
 
 
 @kernel
-def _drop_groups(row, wanted, shape, by_two, e):
+def _drop_groups(row, num_rows, wanted, shape, by_two, e):
     """Put `_NEVER` in the place of a row's experts outside its best groups, lower numbers first on ties.
 
     A group is as good as its best expert, or `by_two` as its two best ones together.
     """
-    size, start, first = shape.experts // shape.groups, row * shape.experts, row * shape.groups
+    size, start, scores = shape.experts // shape.groups, row * shape.experts, e.wanted
+    first = num_rows * shape.experts + row * shape.groups
     for group in range(shape.groups):
         best = second = _NEVER
         for i in range(start + group * size, start + (group + 1) * size):
@@ -126,28 +126,31 @@ def _drop_groups(row, wanted, shape, by_two, e):
                 best, second = wanted[i], best
             else:
                 second = max(second, wanted[i])
-        e.groups[first + group] = best + second if by_two else best
+        scores[first + group] = best + second if by_two else best
     for _ in range(shape.groups - shape.groups_kept):
         worst = first
         for i in range(first, first + shape.groups):
-            if e.groups[i] <= e.groups[worst]:
+            if scores[i] <= scores[worst]:
                 worst = i
-        e.groups[worst] = np.float32(np.inf)
+        scores[worst] = np.float32(np.inf)
         group = worst - first
         wanted[start + group * size : start + (group + 1) * size] = _NEVER
 
 
 @kernel
-def _choose(row, layer, shape, bias, e):
-    """The `top_k` experts of a row with the best scores plus `bias`, lower numbers first on ties, and their shares."""
-    start, first = row * shape.experts, row * shape.top_k
-    wanted = e.logits
-    if len(bias) > 0:
-        wanted = e.wanted
-        for i in range(shape.experts):
-            wanted[start + i] = e.logits[start + i] + bias[layer * shape.experts + i]
+def _want_biased(row, num_rows, layer, shape, bias, e):
+    """wanted = a row's scores plus `bias`, within the best groups."""
+    start = row * shape.experts
+    for i in range(shape.experts):
+        e.wanted[start + i] = e.logits[start + i] + bias[layer * shape.experts + i]
     if shape.groups > 1:
-        _drop_groups(row, wanted, shape, len(bias) > 0, e)
+        _drop_groups(row, num_rows, e.wanted, shape, True, e)
+
+
+@kernel
+def _choose(row, shape, wanted, e):
+    """The `top_k` experts that a row wants most, lower numbers first on ties, and their shares."""
+    start, first = row * shape.experts, row * shape.top_k
     total = np.float32(0)
     for choice in range(shape.top_k):
         best = start
@@ -164,7 +167,7 @@ def _choose(row, layer, shape, bias, e):
 
 
 @kernel
-def _route(row, layer, thread, shape, weights, scratch):
+def _route(row, num_rows, layer, thread, shape, weights, scratch):
     """Compute a row's experts and their weights, and the weight of the shared expert."""
     e, hidden, x = scratch.experts, shape.hidden, scratch.row[thread]
     read_row(scratch.normed, row, hidden, x)
@@ -178,7 +181,13 @@ def _route(row, layer, thread, shape, weights, scratch):
         _sigmoid(e.logits, row * shape.experts, shape.experts)
     else:
         _softmax(e.logits, row * shape.experts, shape.experts)
-    _choose(row, layer, shape, weights.experts.selection_bias, e)
+    if len(weights.experts.selection_bias) > 0:
+        _want_biased(row, num_rows, layer, shape, weights.experts.selection_bias, e)
+        _choose(row, shape, e.wanted, e)
+    else:
+        if shape.groups > 1:
+            _drop_groups(row, num_rows, e.logits, shape, False, e)
+        _choose(row, shape, e.logits, e)
     if shape.shared_inner > 0:
         share = np.float32(1)
         if len(weights.experts.shared_gate) > 0:
@@ -269,7 +278,7 @@ def experts_forward(phase, layer, met, thread, num_threads, num_rows, shape, wei
     counters, e, w = scratch.counters, scratch.experts, weights.experts
     row = take(counters, phase, 1, num_rows)
     while row >= 0:
-        _route(row, layer, thread, shape, weights, scratch)
+        _route(row, num_rows, layer, thread, shape, weights, scratch)
         row = take(counters, phase, 1, num_rows)
     met = barrier(counters, met, num_threads)
     if thread == 0:

@@ -35,7 +35,6 @@ from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.kv_cache import first_element, write_token
 from paceline.models.numba_executor.latent import (
     LATENT_PHASES,
-    LatentScratch,
     LatentShape,
     LatentWeights,
     place_latent,
@@ -254,7 +253,7 @@ class Scratch(NamedTuple):
     wide: np.ndarray
     attention: AttentionScratch
     experts: ExpertScratch
-    latent: LatentScratch
+    latent: np.ndarray
     mix: np.ndarray
     gates: np.ndarray
     cells: np.ndarray
@@ -280,14 +279,14 @@ def _norm_values(start, sizes, dim, eps, ones, qkv):
 
 
 @kernel
-def _place_row(row, layer, thread, shape, heads, eps, weights, batch, scratch, keys, values):
+def _place_row(row, layer, thread, num_rows, shape, heads, eps, weights, batch, scratch, keys, values):
     """Norm (where the model does) and rotate a row's queries and keys; write its key and value into the cache."""
     sizes, dim, widest, place_of_layer = weights.sizes[layer], heads.head_dim, shape.rotary // 2, weights.places[layer]
     qkv = scratch.qkv
     start, table, half, projected = row * shape.qkv, weights.rope_numbers[layer], sizes[ROTARY] // 2, sizes[PROJECTED]
     angles = (table * (len(weights.rope_cos) // (max(widest, 1) * shape.tables)) + batch.positions[row]) * widest
     if shape.latent.rank > 0:
-        place_latent(row, layer, sizes[CACHE], thread, angles, shape, weights, batch, scratch, keys, values)
+        place_latent(row, layer, sizes[CACHE], thread, num_rows, angles, shape, weights, batch, scratch, keys, values)
         return
     if len(weights.varied.value_norm) > 0:
         _norm_values(start + shape.heads * dim, sizes, dim, eps, weights.varied.value_norm, qkv)
@@ -361,7 +360,7 @@ def _place_rows(
     first = take(scratch.counters, phase, size, num_rows)
     while first >= 0:
         for row in range(first, min(first + size, num_rows)):
-            _place_row(row, layer, thread, shape, heads, eps, weights, batch, scratch, keys, values)
+            _place_row(row, layer, thread, num_rows, shape, heads, eps, weights, batch, scratch, keys, values)
         first = take(scratch.counters, phase, size, num_rows)
 
 

@@ -1,7 +1,7 @@
 """Queries, keys and values of latent attention (`ModelConfig.latent`) for a team of threads.
 
-Two small products give the latents of a row, and others expand their norms to all heads; a key is put together when it
-is written into the cache. Attention itself is that of other models. Not for what latent attention is
+A small product gives the latents of a row, and two others expand their norms to all heads; a key is put together when
+it is written into the cache. Attention itself is that of other models. Not for what latent attention is
 (`models/architecture/latent.py`).
 """
 
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.latent import LATENT_EPS
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
@@ -19,11 +20,11 @@ from paceline.models.numba_executor.gemm import padded_rows
 from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.kv_cache import first_element, write_token
 from paceline.models.numba_executor.linear import product, rows_at_once
-from paceline.models.numba_executor.operand import Operand, put
+from paceline.models.numba_executor.operand import put
 from paceline.models.numba_executor.rowwise import norm_row, rotate
 from paceline.models.numba_executor.team import barrier, take
 
-LATENT_PHASES = 4
+LATENT_PHASES = 3
 """Phases of a layer's latents besides the product of queries, each with its own ticket counter."""
 _EPS = np.float32(LATENT_EPS)
 
@@ -34,108 +35,93 @@ class LatentShape(NamedTuple):
     Attributes:
         query_rank: 0 where queries have no latent. rank: of keys and values.
         still, value: dimensions of a head of keys that do not turn, and of values.
-        joined, expanded: columns of the product that gives the key's turning part and the latent, and of the one that
-            gives the heads' keys and values; both padded to whole panels.
+        compressed: columns of the product that gives a row's latent of queries, what turns of its key, and its latent
+            of keys and values. expanded: those of the product that gives all heads' keys, then all heads' values. Both
+            are padded to whole panels.
     """
 
     query_rank: int = 0
     rank: int = 0
     still: int = 0
     value: int = 0
-    joined: int = 0
+    compressed: int = 0
     expanded: int = 0
 
 
 class LatentWeights(NamedTuple):
     """Weights of latent attention besides those of `qkv` (the queries') and `output`; empty for other models.
 
-    `query_a` [layers, query_rank, hidden]. `key_a` [layers, joined, hidden], rows that turn first. `key_value_b`
-    [layers, expanded, rank], keys of all heads before values of all heads. Norms are float32.
+    `compress` [layers, compressed, hidden] and `expand` [layers, expanded, rank] are packed as other matrices are;
+    `latent_norm` [layers, query_rank + rank] is float32.
     """
 
-    query_a: np.ndarray
-    query_a_scales: np.ndarray
-    query_a_norm: np.ndarray
-    key_a: np.ndarray
-    key_a_scales: np.ndarray
-    key_a_norm: np.ndarray
-    key_value_b: np.ndarray
-    key_value_b_scales: np.ndarray
+    compress: np.ndarray
+    compress_scales: np.ndarray
+    latent_norm: np.ndarray
+    expand: np.ndarray
+    expand_scales: np.ndarray
 
 
-class LatentScratch(NamedTuple):
-    """Buffers, flat but for `head`.
-
-    Attributes:
-        query: [rows, query_rank]. joined: [rows, joined]. expanded: [rows, expanded].
-        normed_query, normed: operands of [rows, query_rank], [rows, rank].
-        head: [threads, 2 * head_dim], a key and its value, whose last elements are zeros.
-    """
-
-    query: np.ndarray
-    joined: np.ndarray
-    expanded: np.ndarray
-    normed_query: Operand
-    normed: Operand
-    head: np.ndarray
-
-
-def latent_shape(rope: int, still: int, value: int, rank: int, query_rank: int, heads: int) -> LatentShape:
-    """The sizes for heads of these parts."""
-    return LatentShape(query_rank, rank, still, value, padded_rows(rope + rank), padded_rows(heads * (still + value)))
+def latent_shape(config: ModelConfig) -> LatentShape:
+    """The sizes for the kernels."""
+    own = config.latent
+    if own is None:
+        return LatentShape()
+    return LatentShape(
+        own.q_lora_rank, own.kv_lora_rank, own.qk_nope_head_dim, own.v_head_dim,
+        padded_rows(own.q_lora_rank + own.qk_rope_head_dim + own.kv_lora_rank),
+        padded_rows(config.num_attention_heads * (own.qk_nope_head_dim + own.v_head_dim)),
+    )  # fmt: skip
 
 
 @kernel
 def project_latent(phase, query_phase, layer, met, thread, num_threads, num_rows, shape, weights, scratch):
-    """qkv = queries, expanded = keys and values of the normed rows, joined = what turns; returns the barriers met.
+    """qkv = the queries of the normed rows; latent = [rows, compressed], then [rows, expanded] with keys and values.
 
-    The caller waits for the last products.
+    Returns the count of barriers met; the caller waits for the last products. Normed latents are in `inner` (queries')
+    and `mixed`, which nothing else needs meanwhile.
     """
-    counters, hidden, sizes = scratch.counters, shape.hidden, shape.latent
-    own, lent, wide = weights.latent, scratch.latent, scratch.wide[thread]
-    no_bias = own.key_a_norm[:0]
+    counters, sizes, own, wide = scratch.counters, shape.latent, weights.latent, scratch.wide[thread]
+    no_bias = own.latent_norm[:0]
     product(
-        counters, phase, thread, num_threads, scratch.normed, num_rows, hidden, own.key_a, own.key_a_scales, no_bias,
-        layer, sizes.joined, lent.joined, False, wide,
+        counters, phase, thread, num_threads, scratch.normed, num_rows, shape.hidden, own.compress,
+        own.compress_scales, no_bias, layer, sizes.compressed, scratch.latent, False, wide,
     )  # fmt: skip
-    if sizes.query_rank > 0:
+    if sizes.query_rank == 0:
         product(
-            counters, phase + 1, thread, num_threads, scratch.normed, num_rows, hidden, own.query_a,
-            own.query_a_scales, no_bias, layer, sizes.query_rank, lent.query, False, wide,
-        )  # fmt: skip
-    else:
-        product(
-            counters, query_phase, thread, num_threads, scratch.normed, num_rows, hidden, weights.qkv,
+            counters, query_phase, thread, num_threads, scratch.normed, num_rows, shape.hidden, weights.qkv,
             weights.qkv_scales, no_bias, layer, shape.qkv, scratch.qkv, False, wide,
         )  # fmt: skip
     met = barrier(counters, met, num_threads)
-    _norm_latents(counters, phase + 2, layer, num_threads, num_rows, shape, own, lent)
+    _norm_latents(counters, phase + 1, layer, num_threads, num_rows, shape, own.latent_norm, scratch)
     met = barrier(counters, met, num_threads)
     product(
-        counters, phase + 3, thread, num_threads, lent.normed, num_rows, sizes.rank, own.key_value_b,
-        own.key_value_b_scales, no_bias, layer, sizes.expanded, lent.expanded, False, wide,
+        counters, phase + 2, thread, num_threads, scratch.mixed, num_rows, sizes.rank, own.expand, own.expand_scales,
+        no_bias, layer, sizes.expanded, scratch.latent[num_rows * sizes.compressed :], False, wide,
     )  # fmt: skip
     if sizes.query_rank > 0:
         product(
-            counters, query_phase, thread, num_threads, lent.normed_query, num_rows, sizes.query_rank, weights.qkv,
+            counters, query_phase, thread, num_threads, scratch.inner, num_rows, sizes.query_rank, weights.qkv,
             weights.qkv_scales, no_bias, layer, shape.qkv, scratch.qkv, False, wide,
         )  # fmt: skip
     return met
 
 
 @kernel
-def _norm_latents(counters, phase, layer, num_threads, num_rows, shape, own, lent):
-    size, sizes = rows_at_once(num_rows, num_threads), shape.latent
+def _norm_latents(counters, phase, layer, num_threads, num_rows, shape, norm, scratch):
+    size, sizes, x = rows_at_once(num_rows, num_threads), shape.latent, scratch.latent
+    query_rank, rank = sizes.query_rank, sizes.rank
+    own = layer * (query_rank + rank)
     first = take(counters, phase, size, num_rows)
     while first >= 0:
         for row in range(first, min(first + size, num_rows)):
-            at = row * sizes.joined + shape.rotary
-            norm_row(lent.joined, at, own.key_a_norm, layer * sizes.rank, sizes.rank, _EPS, lent.joined, at)
-            put(lent.normed, row, sizes.rank, 0, lent.joined, at, sizes.rank)
-            if sizes.query_rank > 0:
-                rank, at = sizes.query_rank, row * sizes.query_rank
-                norm_row(lent.query, at, own.query_a_norm, layer * rank, rank, _EPS, lent.query, at)
-                put(lent.normed_query, row, rank, 0, lent.query, at, rank)
+            start = row * sizes.compressed
+            if query_rank > 0:
+                norm_row(x, start, norm, own, query_rank, _EPS, x, start)
+                put(scratch.inner, row, query_rank, 0, x, start, query_rank)
+            at = start + query_rank + shape.rotary
+            norm_row(x, at, norm, own + query_rank, rank, _EPS, x, at)
+            put(scratch.mixed, row, rank, 0, x, at, rank)
         first = take(counters, phase, size, num_rows)
 
 
@@ -146,23 +132,25 @@ def _copy(source, start, size, out, out_start):
 
 
 @kernel
-def place_latent(row, layer, before, thread, angles, shape, weights, batch, scratch, keys, values):
+def place_latent(row, layer, before, thread, num_rows, angles, shape, weights, batch, scratch, keys, values):
     """Rotate a row's queries and what all heads' keys share; write the keys and values of all heads into the cache.
 
     `before` as in `first_element`.
     """
-    dim, half, sizes, lent = shape.head_dim, shape.rotary // 2, shape.latent, scratch.latent
+    dim, half, sizes, x, one = shape.head_dim, shape.rotary // 2, shape.latent, scratch.latent, scratch.row[thread]
     turns = weights.rope_numbers[layer] >= 0
-    shared, own, head_at = row * sizes.joined, row * sizes.expanded, lent.head[thread]
+    shared = row * sizes.compressed + sizes.query_rank
+    own = num_rows * sizes.compressed + row * sizes.expanded
     if turns:
-        rotate(lent.joined, shared, weights.rope_cos, weights.rope_sin, angles, half)
-    _copy(lent.joined, shared, shape.rotary, head_at, 0)
+        rotate(x, shared, weights.rope_cos, weights.rope_sin, angles, half)
+    _copy(x, shared, shape.rotary, one, 0)
+    for i in range(dim + sizes.value, 2 * dim, v.LANES):
+        v.store(one, i, v.splat(np.float32(0)))
     page, place = divmod(batch.slots[row], PAGE_SIZE)
     for head in range(shape.heads):
         if turns:
             at = row * shape.qkv + head * dim
             rotate(scratch.qkv, at, weights.rope_cos, weights.rope_sin, angles, half)
-        key, value = own + head * sizes.still, own + shape.heads * sizes.still + head * sizes.value
-        _copy(lent.expanded, key, sizes.still, head_at, shape.rotary)
-        _copy(lent.expanded, value, sizes.value, head_at, dim)
-        write_token(keys, values, first_element(keys, shape, page, before, head), place, dim, head_at, 0, dim)
+        _copy(x, own + head * sizes.still, sizes.still, one, shape.rotary)
+        _copy(x, own + shape.heads * sizes.still + head * sizes.value, sizes.value, one, dim)
+        write_token(keys, values, first_element(keys, shape, page, before, head), place, dim, one, 0, dim)

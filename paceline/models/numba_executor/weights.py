@@ -27,7 +27,7 @@ from paceline.models.numba_executor.conversions import filled, place_of
 from paceline.models.numba_executor.experts import ExpertWeights
 from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, ZERO_BYTE, pack, padded_rows
-from paceline.models.numba_executor.latent import LatentShape, LatentWeights, latent_shape
+from paceline.models.numba_executor.latent import LatentWeights, latent_shape
 from paceline.models.numba_executor.layer_inputs import VariedWeights
 from paceline.models.numba_executor.layer_table import (
     HEAD_DIM,
@@ -116,7 +116,7 @@ def shape_of(config: ModelConfig) -> Shape:
         dense_layers=mixture.first_k_dense_replace if mixture else 0,
         dense_inner=dense,
         query_depth=(config.latent.q_lora_rank if config.latent else 0) or config.hidden_size,
-        latent=_latent_shape(config.latent, heads),
+        latent=latent_shape(config),
         cached=len(config.attention_layers),
         recurrent=recurrent_shape(config.recurrence),
     )
@@ -129,15 +129,6 @@ def _latent_sizes(latent: LatentAttention | None) -> tuple[tuple[str, int, int],
     return (
         ("kv_lora_rank", latent.kv_lora_rank, PANEL), ("q_lora_rank", latent.q_lora_rank, PANEL),
         ("v_head_dim", latent.v_head_dim, 16), ("qk_rope_head_dim", latent.qk_rope_head_dim, 16),
-    )  # fmt: skip
-
-
-def _latent_shape(latent: LatentAttention | None, heads: int) -> LatentShape:
-    if latent is None:
-        return LatentShape()
-    return latent_shape(
-        latent.qk_rope_head_dim, latent.qk_nope_head_dim, latent.v_head_dim, latent.kv_lora_rank, latent.q_lora_rank,
-        heads,
     )  # fmt: skip
 
 
@@ -213,8 +204,8 @@ def _nothing(name: str, dtype: str) -> Any:
     return empty
 
 
-_PACKED = ("shared_gate_up", "shared_down", "dense_gate_up", "dense_down", "query_a", "key_a", "key_value_b", "project",
-           "out", "input_tokens", "input_projection", "input_gate", "input_up")  # fmt: skip
+_PACKED = ("shared_gate_up", "shared_down", "dense_gate_up", "dense_down", "compress", "expand", "project", "out",
+           "input_tokens", "input_projection", "input_gate", "input_up")  # fmt: skip
 """Matrices that only some models have."""
 
 
@@ -345,13 +336,10 @@ def _matrices(config: ModelConfig, shape: Shape) -> list[_Matrix]:
             _Matrix("input_up", shape.hidden, width, per_layer(every, "per_layer_projection")),
         ]  # fmt: skip
     if config.latent:
+        compresses = ["self_attn.q_a_proj"] * bool(shape.latent.query_rank) + ["self_attn.kv_a_proj"]
         expands = per_layer(attending, "self_attn.k_b_proj", "self_attn.v_b_proj")
-        first = per_layer(attending, "self_attn.kv_a_proj")
-        matrices.append(_Matrix("key_a", shape.latent.joined, shape.hidden, first))
-        matrices.append(_Matrix("key_value_b", shape.latent.expanded, shape.latent.rank, expands))
-    if shape.latent.query_rank:
-        ranks = per_layer(attending, "self_attn.q_a_proj")
-        matrices.append(_Matrix("query_a", shape.latent.query_rank, shape.hidden, ranks))
+        matrices.append(_Matrix("compress", shape.latent.compressed, shape.hidden, per_layer(attending, *compresses)))
+        matrices.append(_Matrix("expand", shape.latent.expanded, shape.latent.rank, expands))
     if config.recurrence:
         r, numbers = shape.recurrent, config.recurrence.layers
         project, out = (per_layer(numbers, *names) for names in recurrent_tensors(config.recurrence))
@@ -416,6 +404,8 @@ def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.nda
             yield f"{name}_bias", zeros_for(of_layers(f"{part}.bias"), shape.layers)
     for name, part in (("query_norm", "self_attn.q_norm.weight"), ("key_norm", "self_attn.k_norm.weight")):
         yield name, of_heads(part) if checkpoint.config.layer_sizes else of_layers(part)
+    latents = [f"{layer}self_attn.{part}_norm.weight" for layer in layers for part in ("q_a", "kv_a")]
+    yield "latent_norm", _flat([checkpoint.tensor(name) for name in latents if name in names])
     yield "final_norm", alone("model.norm.weight")
     yield "final_norm_bias", zeros_for(alone("model.norm.bias"), 1)
     yield "positions", alone("model.position_embeddings.weight")
@@ -468,7 +458,6 @@ def _recurrent_vectors(checkpoint: Checkpoint, recurrence: Recurrence) -> Iterat
 _NORMS = {
     "attention_norm": "input_layernorm", "attention_out_norm": "self_attn.out_norm",
     "mlp_norm": "post_attention_layernorm", "mlp_out_norm": "mlp.out_norm",
-    "query_a_norm": "self_attn.q_a_norm", "key_a_norm": "self_attn.kv_a_norm",
 }  # fmt: skip
 
 

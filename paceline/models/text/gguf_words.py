@@ -35,6 +35,7 @@ class WordCut:
 
     Attributes:
         pattern: regular expression of a word; empty for GPT-2's.
+        before: regular expressions of words that are split off before those, one after another.
         digits_apart: whether every digit is split off first.
         composes: whether text is normalised to NFC first.
         whole_first: whether a word that is a token becomes that token without applying merges.
@@ -42,6 +43,7 @@ class WordCut:
     """
 
     pattern: str = ""
+    before: tuple[str, ...] = ()
     digits_apart: bool = False
     composes: bool = False
     whole_first: bool = False
@@ -52,8 +54,9 @@ class WordCut:
         steps: list[pre_tokenizers.PreTokenizer] = []
         if self.digits_apart:
             steps.append(pre_tokenizers.Digits(individual_digits=True))
-        if self.pattern:
-            steps.append(pre_tokenizers.Split(Regex(self.pattern), behavior="isolated"))
+        for pattern in (*self.before, self.pattern):
+            if pattern:
+                steps.append(pre_tokenizers.Split(Regex(pattern), behavior="isolated"))
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not self.pattern))
         return pre_tokenizers.Sequence(steps)
 
@@ -66,6 +69,11 @@ _LLAMA3 = WordCut(_of_letters(r"\p{N}{1,3}"), whole_first=True, begins=True)
 _QWEN2 = WordCut(_of_letters(r"\p{N}"), composes=True)
 _TEKKEN = WordCut(_by_case("", r"\p{N}"), whole_first=True, begins=True)
 _SEED = WordCut(_of_letters(r"\p{N}", after_signs=""))
+_DEEPSEEK3 = WordCut(
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    rf"|{_REST}",
+    before=(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"),
+)
 _GPT4O = WordCut(_by_case(f"{_ENDING}?", r"\p{N}{1,3}"))
 
 WORD_CUTS: Mapping[str, WordCut] = {
@@ -78,6 +86,7 @@ WORD_CUTS: Mapping[str, WordCut] = {
     "tekken": _TEKKEN,
     "gpt-4o": _GPT4O,
     "seed-coder": _SEED,
+    "deepseek-v3": _DEEPSEEK3,
 }
 """Pre-tokenisers by the names that converters write. SmolLM2 has ``smollm``, Granite 3 ``refact``, Phi-4 and OLMo 2
 ``dbrx``, Phi-4-mini and gpt-oss ``gpt-4o``, Mistral from Nemo on ``tekken``, Seed-OSS ``seed-coder``."""
