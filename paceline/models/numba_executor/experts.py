@@ -309,12 +309,12 @@ def experts_forward(phase, layer, met, thread, num_threads, num_rows, shape, wei
 
 
 @kernel
-def _prepare_row(row, layer, thread, shape, eps, weights, scratch):
+def _prepare_row(row, num_rows, layer, thread, shape, eps, weights, scratch):
     """Route a row by its own norm, then put what the experts are given into `normed`."""
     e, hidden, own, vectors = scratch.experts, shape.hidden, scratch.row[thread], weights.varied
     norm_row(scratch.hidden, row * hidden, vectors.router_norm, layer * hidden, hidden, eps, own, 0)
     put(scratch.normed, row, hidden, 0, own, 0, hidden)
-    _route(row, layer, thread, shape, weights, scratch)
+    _route(row, num_rows, layer, thread, shape, weights, scratch)
     for choice in range(row * shape.top_k, (row + 1) * shape.top_k):
         e.shares[choice] *= vectors.expert_scales[layer * shape.experts + e.chosen[choice]]
     norm_row(scratch.hidden, row * hidden, vectors.experts_norm, layer * hidden, hidden, eps, own, 0)
@@ -351,7 +351,7 @@ def experts_beside_dense(phase, layer, met, thread, num_threads, num_rows, shape
     )  # fmt: skip
     row = take(counters, phase + 2, 1, num_rows)
     while row >= 0:
-        _prepare_row(row, layer, thread, shape, eps, weights, scratch)
+        _prepare_row(row, num_rows, layer, thread, shape, eps, weights, scratch)
         row = take(counters, phase + 2, 1, num_rows)
     met = barrier(counters, met, num_threads)
     if thread == 0:
