@@ -5,10 +5,12 @@ beside an answer. Model names, prompts, paths and errors come from elsewhere: `[
 """
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from threading import Event, Thread
 from typing import Any
 
@@ -32,6 +34,20 @@ _SHORT = 14
 def tell_warning(message: Warning | str, *about: Any, **more: Any) -> None:
     """Print a warning as one line on standard error, without the place in the code; for `warnings.showwarning`."""
     messages.print(Text.assemble(("warning:", "bold yellow"), " ", str(message)), soft_wrap=True)
+
+
+@contextmanager
+def warnings_later() -> Iterator[None]:
+    """Keep warnings until the end, and show them then: they would break the line of an answer that streams."""
+    kept: list[Callable[[], None]] = []
+    show = warnings.showwarning
+    warnings.showwarning = lambda *about, **more: kept.append(partial(show, *about, **more))
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
+        for warning in kept:
+            warning()
 
 
 def tell_waiting(text: str) -> None:
