@@ -1,8 +1,8 @@
 """`python -m tests.models.cuda.compile_kernels 80 90`: kernels down to machine code of those GPUs, with no GPU there.
 
 Triton's interpreter forgives what its compiler does not: types that change in a loop, shapes that are no powers of two.
-Every kernel for the first, for others those that differ there: that wait for the kernel before them, or have products
-on tensor cores. Prints a line for each, with the bytes of memory that a block of threads shares.
+Every kernel for the first, for others one of each form that differs there: that wait for the kernel before them, or
+have products on tensor cores. Prints a line for each, with the bytes of memory that a block of threads shares.
 """
 
 import sys
@@ -153,12 +153,21 @@ def differs(kernel, constants, capability: int) -> bool:
     return (has_cores or (capability >= 90 and "WAITS" in constants)) and not in_float32
 
 
+def form(kernel, constants) -> tuple:
+    """What a kernel is apart from the sizes of its tile: one of a form shows how all of it differ on another GPU."""
+    switches = ((name, bool(value)) for name, value in constants.items() if not name.startswith("BLOCK"))
+    return kernel, *sorted(switches)
+
+
 def main(*capabilities: int) -> None:
     for capability in capabilities:
+        made = set()
         is_old = capability < 80  # which have neither bfloat16 nor as much shared memory
         how = ("fp16", 2, False, attention.OLD_KEY_BYTES) if is_old else ("bf16", 2, capability >= 90)
         for kernel, types, constants, options in kernels(*how):
-            if capability == capabilities[0] or differs(kernel, constants, capability):
+            is_new = form(kernel, constants) not in made and differs(kernel, constants, capability)
+            if capability == capabilities[0] or is_new:
+                made.add(form(kernel, constants))
                 compile_kernel(capability, kernel, types, constants, options)
 
 
@@ -168,7 +177,8 @@ def compile_kernel(capability: int, kernel, types, constants, options) -> None:
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in names if name in ALIGNED}
     places = {(names.index(name),): value for name, value in constants.items()}
     source = ASTSource(kernel, signature, places, aligned)
-    how = options | ({"launch_pdl": True} if constants.get("WAITS") else {})
+    how = options | {"ptx_options": "-O1"}  # takes half of the time for the largest kernel
+    how |= {"launch_pdl": True} if constants.get("WAITS") else {}
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=how)
     print(capability, kernel.__name__, made.metadata.shared, len(made.asm["cubin"]))
 
