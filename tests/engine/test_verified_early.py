@@ -185,8 +185,11 @@ def knows_answers(model, net, answers, wrong_after):
     net.launch_chains = launched
 
 
-@pytest.mark.parametrize("kind", [{}, {"temperature": 0.8, "top_p": 0.95}], ids=["greedy", "drawn"])
-@pytest.mark.parametrize(("count", "wrong_after"), [(1, 1), (1, 3), (1, 7), (1, 1000), (3, 4), (3, 1000)])
+@pytest.mark.parametrize(
+    ("kind", "count", "wrong_after"),
+    [*(({}, *each) for each in ((1, 1), (1, 3), (1, 7), (1, 1000), (3, 4), (3, 1000))),
+     *(({"temperature": 0.8, "top_p": 0.95}, *each) for each in ((1, 3), (1, 1000), (3, 4)))],
+)  # fmt: skip
 def test_drafts_are_launched_before_they_are_asked_for(kind, count, wrong_after):
     model, requests = model_of(), requests_of([kind] * count, count, 90)
     wanted = texts(engine_of(TorchModel(CHECKPOINT), 60), requests)

@@ -78,9 +78,9 @@ def test_greedy_text_under_load_is_plain_text_alone(engine_for, alone, draft, sc
 
 
 @pytest.mark.parametrize("policy", ["heuristic", "goodput"])
-@pytest.mark.parametrize("draft", DRAFTS.values(), ids=DRAFTS)
+@pytest.mark.parametrize("draft", ["ngram", "suffix", "draft_model"])
 def test_coupled_text_under_load_is_plain_text_alone_whatever_the_policy(engine_for, alone, draft, policy):
-    busy = engine_for(draft | {"rule": "coupled", "policy": policy}, **TIGHT)
+    busy = engine_for(DRAFTS[draft] | {"rule": "coupled", "policy": policy}, **TIGHT)
     check(busy, *alone(30, False))
 
 
@@ -98,8 +98,13 @@ def test_seeded_text_with_a_draft_model_under_load_is_that_alone(engine_for, pol
     assert differences(together, list(run_alone(engine_for(draft), requests))) == []
 
 
-@pytest.mark.parametrize("policy", ["fixed", "auto"])
-@pytest.mark.parametrize("draft", (OWN_CACHE | NO_CACHE).values(), ids=OWN_CACHE | NO_CACHE)
+@pytest.mark.parametrize(
+    ("draft", "policy"),
+    [
+        *((draft, "fixed") for draft in (OWN_CACHE | NO_CACHE).values()),
+        *((draft, "auto") for draft in OWN_CACHE.values()),
+    ],
+)
 def test_seeded_text_with_a_shared_beginning_is_that_alone_in_a_cache_that_holds_few(engine_for, draft, policy):
     """The target holds more requests than a draft without shared pages would; nobody is left without a draft."""
     draft = draft | {"policy": policy}

@@ -37,9 +37,11 @@ def kernels(kind: str, bytes_each: int, waits: bool, key_bytes: int = attention.
     data = {name: f"*{kind}" for name in ("query", "keys", "values", "sinks", "x", "weight", "bias", "out")}
     waiting, two = {"WAITS": waits}, {"num_stages": 2}
     places = dict.fromkeys(PLACES, "*i32")
-    many = dict.fromkeys(("query", "keys", "values", "out"), "*fp32")  # 71 heads that share their keys, in float32
-    for is_only, size, width, group, own in ((False, bytes_each, 128, 6, {}), (True, bytes_each, 128, 6, {}),
-                                             (False, 4, 64, 71, many)):  # fmt: skip
+    wide = dict.fromkeys(("query", "keys", "values", "out"), "*fp32")
+    for is_only, size, width, group, own in (
+        (False, bytes_each, 128, 6, {}), (True, bytes_each, 128, 6, {}), (False, 4, 64, 6, wide),
+        (False, bytes_each, 128, 71, {}),  # heads that share their keys: the largest tile
+    ):  # fmt: skip
         queries = attention.queries_of_tile(group)
         block_n, warps = attention.block_keys(width, size, queries, key_bytes)
         yield attention._attend_split, data | SUMS | places | COUNTS | {"scale": "fp32"} | own, waiting | {
@@ -149,8 +151,8 @@ def differs(kernel, constants, capability: int) -> bool:
         attention._attend_split, products._product, blocks._block_product, experts._expert_product,
         experts._expert_block_product,
     )  # fmt: skip
-    in_float32 = constants.get("GROUP") == 71  # without tensor cores, and long to compile
-    return (has_cores or (capability >= 90 and "WAITS" in constants)) and not in_float32
+    is_wide = constants.get("HEAD_DIM") == 64  # in float32, without tensor cores
+    return (has_cores or (capability >= 90 and "WAITS" in constants)) and not is_wide
 
 
 def form(kernel, constants) -> tuple:
@@ -177,8 +179,7 @@ def compile_kernel(capability: int, kernel, types, constants, options) -> None:
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in names if name in ALIGNED}
     places = {(names.index(name),): value for name, value in constants.items()}
     source = ASTSource(kernel, signature, places, aligned)
-    how = options | {"ptx_options": "-O1"}  # takes half of the time for the largest kernel
-    how |= {"launch_pdl": True} if constants.get("WAITS") else {}
+    how = options | ({"launch_pdl": True} if constants.get("WAITS") else {})
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=how)
     print(capability, kernel.__name__, made.metadata.shared, len(made.asm["cubin"]))
 
