@@ -77,8 +77,9 @@ def olmo3(fields: Fields) -> dict[str, Any]:
 
 
 def olmo3_gguf(fields: Fields) -> dict[str, Any]:
-    """As `olmo3`."""
-    return olmo2(fields) | {"rope_local_theta": fields.number("rope.freq_base", above=1.0)}
+    """As `olmo3`; a file may give the layers with a window a base of their own."""
+    base = fields.number("rope.freq_base", above=1.0)
+    return olmo2(fields) | {"rope_local_theta": fields.number("rope.freq_base_swa", base, above=1.0)}
 
 
 def olmoe(fields: Fields) -> dict[str, Any]:
