@@ -137,5 +137,6 @@ class GroupLost(PacelineError):
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """How a remedy begins where one of the `known` names is much like `name`: "did you mean ngram? "; else empty."""
-    return "".join(f"did you mean {each}? " for each in get_close_matches(str(name), list(known), 1))
+    """How a remedy begins where `name` is much like one of the `known` names, which have small letters: "did you mean
+    ngram? "; else empty."""
+    return "".join(f"did you mean {each}? " for each in get_close_matches(str(name).lower(), list(known), 1))

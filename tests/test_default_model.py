@@ -14,8 +14,8 @@ PROMPTS = [
     "Repeat the word seagull ten times.",
 ]
 CHEAP_PAIR = ["suffix", {"method": "draft_model", "cost_ratio": 0.05}]
-GREEDY = [SamplingParams(temperature=0, max_tokens=16)] * len(PROMPTS)
-SAMPLED = [SamplingParams(temperature=0.8, top_p=0.95, seed=i, max_tokens=16) for i in range(len(PROMPTS))]
+GREEDY = [SamplingParams(temperature=0, max_tokens=10)] * len(PROMPTS)
+SAMPLED = [SamplingParams(temperature=0.8, top_p=0.95, seed=i, max_tokens=10) for i in range(len(PROMPTS))]
 INT8 = {"dtype": "int8"}
 """Draft with the target's own weights, coarser: no smaller model of the family is built in."""
 DRAFTS = [

@@ -11,7 +11,7 @@ from paceline.cli.groups import Drafting, Machine, Sampling, grouped
 from paceline.cli.line_input import line_reader
 from paceline.cli.prompts import argument_text
 from paceline.cli.show import LEGEND, TokenPrinter, closing_table, why_cut, why_short
-from paceline.cli.terminal import messages, output, show_table
+from paceline.cli.terminal import messages, output, show_table, warnings_later
 from paceline.errors import EngineDead, PacelineError
 from paceline.types import SamplingParams
 
@@ -125,15 +125,16 @@ class ChatLoop:
                 f"(the context is full: the oldest {dropped} messages are left out from here on)", style="dim"
             )
         printer = TokenPrinter(output)
-        try:
-            self._last = run_once(self._llm, ids, self._params, printer)
-        except BaseException as error:
-            self._conversation.take_back()
-            if not isinstance(error, KeyboardInterrupt):
-                raise
-            messages.print("\n(cut off; the question is taken back)", style="dim")
-            return
-        printer.finish()
+        with warnings_later():
+            try:
+                self._last = run_once(self._llm, ids, self._params, printer)
+            except BaseException as error:
+                self._conversation.take_back()
+                if not isinstance(error, KeyboardInterrupt):
+                    raise
+                messages.print("\n(cut off; the question is taken back)", style="dim")
+                return
+            printer.finish()
         said = self._last.output
         if remark := why_short(said) or why_cut(said, self._params.max_tokens):
             messages.print(remark, style="dim")

@@ -11,7 +11,7 @@ from paceline.cli import options as o
 from paceline.cli.groups import Devices, Drafting, Sampling, grouped
 from paceline.cli.prompts import argument_text, read_standard_input
 from paceline.cli.show import LEGEND, TokenPrinter, closing_table, is_identical, verdict, why_cut, why_short
-from paceline.cli.terminal import messages, output, show_table, tell_waiting
+from paceline.cli.terminal import messages, output, show_table, tell_waiting, warnings_later
 from paceline.errors import InvalidParameter, PromptTooLong
 from paceline.types import SamplingParams
 
@@ -120,8 +120,9 @@ def _answer(llm: "LLM", token_ids: list[int], params: SamplingParams, compare: b
         print(json.dumps(_record(run, plain, describe(run, plain))))
         return
     printer = TokenPrinter(output)
-    run = run_once(llm, token_ids, params, printer)
-    printer.finish()
+    with warnings_later():
+        run = run_once(llm, token_ids, params, printer)
+        printer.finish()
     if remark := why_short(run.output):
         messages.print(remark, soft_wrap=True)
     elif remark := why_cut(run.output, params.max_tokens):

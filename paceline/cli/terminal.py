@@ -5,10 +5,13 @@ beside an answer. Model names, prompts, paths and errors come from elsewhere: `[
 """
 
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from threading import Event, Thread
 from typing import Any
 
@@ -34,6 +37,20 @@ def tell_warning(message: Warning | str, *about: Any, **more: Any) -> None:
     messages.print(Text.assemble(("warning:", "bold yellow"), " ", str(message)), soft_wrap=True)
 
 
+@contextmanager
+def warnings_later() -> Iterator[None]:
+    """Keep warnings until the end, and show them then: they would break the line of an answer that streams."""
+    kept: list[Callable[[], None]] = []
+    show = warnings.showwarning
+    warnings.showwarning = lambda *about, **more: kept.append(partial(show, *about, **more))
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
+        for warning in kept:
+            warning()
+
+
 def tell_waiting(text: str) -> None:
     """Print a dim line on what takes long, where somebody watches: standard error is a terminal."""
     if messages.is_terminal:
@@ -43,11 +60,36 @@ def tell_waiting(text: str) -> None:
 def show_table(table: Table, console: Console = messages) -> None:
     """Print `table`; headers and long texts wrap between words, and no number is ever cut.
 
-    A table whose numbers alone are wider than the terminal runs past its edge.
+    A table whose numbers alone are wider than the terminal is printed in parts, each with the first column. In a file
+    or a pipe it is one table, of any width.
     """
+    for part in _parts(table, console.width) if console.is_terminal else [table]:
+        _show_whole(part, console)
+
+
+def _parts(table: Table, width: int) -> Iterator[Table]:
+    """`table` in parts of at most `width` cells, if two of its columns are not wider; the first has the title."""
+    first, *rest = table.columns
+    groups = [[first]]
+    for column in rest:
+        if len(groups[-1]) > 1 and _needed([*groups[-1], column]) > width:
+            groups.append([first])
+        groups[-1].append(column)
+    for number, columns in enumerate(groups):
+        part = copy(table)
+        part.title = None if number else table.title
+        part.columns = [replace(column, _index=place) for place, column in enumerate(columns)]
+        yield part
+
+
+def _needed(columns: Sequence[Column]) -> int:
+    """Smallest width of a table of these columns: a line and two blanks to each, and the last line."""
+    return sum(map(_least_width, columns)) + 3 * len(columns) + 1
+
+
+def _show_whole(table: Table, console: Console) -> None:
     least = [_least_width(column) for column in table.columns]
-    padding = 3 * len(least) + 1  # a line and two blanks to a column, and the last line
-    needed = sum(least) + padding
+    needed = _needed(table.columns)
     wanted = [_whole_width(column) - width for column, width in zip(table.columns, least, strict=True)]
     spare = max(0, console.width - needed)
     for left, number in enumerate(sorted(range(len(least)), key=lambda i: wanted[i]), -len(least)):

@@ -49,6 +49,8 @@ _DRAFTERS = {
     "falcon": "paceline.drafters.heads.make:falcon",
 }
 
+_REMEDY = "use one that `paceline generate --help` lists, or 'package.module:ClassName'"
+
 
 AUTO = "auto"
 """The drafter that is used when none is named."""
@@ -108,7 +110,7 @@ def make_drafter(name: str, services: DraftServices | None = None, **options: An
 
     Raises:
         InvalidParameter: an unknown drafter, an unknown, missing or invalid option, or a class that does not implement
-            `Drafter`; the message lists what is known.
+            `Drafter`; the message says what is near, or where all are listed.
     """
     constructor = _load(name)
     parameters = dict(inspect.signature(constructor).parameters)
@@ -162,13 +164,12 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def _path_of(name: str) -> tuple[str, str, str]:
-    """(module, attribute, description of the known names) of a name or a path. Raises InvalidParameter if unknown."""
+    """(module, attribute, remedy for a wrong one) of a name or a path. Raises InvalidParameter if unknown."""
     module, _, attribute = _DRAFTERS.get(name, name).partition(":")
-    remedy = f"use one of {AUTO}, none, {', '.join(_DRAFTERS)}, or 'package.module:ClassName'"
     if not module or not attribute or module.startswith("."):
         close = nearest(name, (AUTO, "none", *_DRAFTERS))
-        raise InvalidParameter("drafter", f"{name!r} is unknown", close + remedy)
-    return module, attribute, remedy
+        raise InvalidParameter("drafter", f"{name!r} is unknown", close + _REMEDY)
+    return module, attribute, _REMEDY
 
 
 def _load(name: str) -> Any:

@@ -4,7 +4,6 @@ Unknown keys, numbers that are not finite and fractions where whole numbers are 
 for flags of a request (`paceline/limits.py`), nor for checks across fields (`case_file.py` and the data classes).
 """
 
-import difflib
 import json
 import math
 import reprlib
@@ -12,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, nearest
 from paceline.limits import unrepeated
 
 MOST_CHARACTERS = 1000
@@ -37,8 +36,7 @@ def only_known(values: Mapping[Any, Any], known: Collection[str], where: str) ->
     for key in values:
         if key in known:
             continue
-        near = difflib.get_close_matches(str(key).lower(), known, n=1)
-        remedy = f"did you mean {near[0]!r}?" if near else f"use {', '.join(sorted(known))}"
+        remedy = nearest(key, known).strip() or f"use {', '.join(sorted(known))}"
         raise InvalidParameter(where, f"unknown key {shown(key)}", remedy)
 
 

@@ -112,7 +112,7 @@ class Messages(Dialect):
         if content is not None and not isinstance(content, list):
             raise InvalidParameter(where, "its content is neither a text nor a list", "send a text, or blocks")
         turns: list[Body] = []
-        texts, calls = [], []
+        texts, calls, thoughts = [], [], []
         for block in content or ():
             kind = block.get("type") if isinstance(block, Mapping) else None
             if kind == "tool_result":
@@ -123,10 +123,15 @@ class Messages(Dialect):
                     raise InvalidParameter(where, "a tool_use without a name or input", "send the block as it was told")
                 function = {"name": block["name"], "arguments": block["input"]}
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
-            elif kind not in ("thinking", "redacted_thinking"):
+            elif kind == "thinking":
+                if not isinstance(block.get("thinking"), str):
+                    raise InvalidParameter(where, "a thinking block without its text", "send the block as it was told")
+                thoughts.append(block["thinking"])
+            elif kind != "redacted_thinking":
                 texts.append(_plain([block], where))
         if texts or calls:
-            turns.append({"role": role, "content": "".join(texts), "tool_calls": calls or None})
+            turn = {"role": role, "content": "".join(texts), "tool_calls": calls or None}
+            turns.append(turn | ({"reasoning_content": "".join(thoughts)} if any(thoughts) else {}))
         return turns
 
     @staticmethod

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paceline.errors import InvalidParameter
-from paceline.models.text.harmony import FINAL
+from paceline.models.text.harmony import places_of_answer
 from paceline.serving.fields import wrong_field
 from paceline.serving.protocol import ChatRequest
 from paceline.serving.thoughts import THOUGHT_END
@@ -122,7 +122,7 @@ class _Parts:
         self._dialect = dialect
         self._kind: Kind | None = None
         self._index, self._texts = -1, list[str]()
-        self._scores, self._has_thought = list[Body](), False
+        self._scores, self._has_thought, self._has_text = list[Body](), False, False
 
     def read(self, delta: Body, scores: Sequence[Body]) -> list[Body]:
         """Events of what a chunk adds to the message, with the log-probabilities of its tokens."""
@@ -141,8 +141,8 @@ class _Parts:
         if kind == "thoughts":
             self._has_thought = True
             return ()
-        scores = after_thoughts(self._scores) if self._has_thought else self._scores
-        self._scores, self._has_thought = [], False
+        scores = of_text(self._scores, self._has_thought, self._has_text)
+        self._scores, self._has_thought, self._has_text = [], False, kind == "text"
         return scores
 
     def close(self) -> list[Body]:
@@ -170,12 +170,22 @@ def scores_of(choice: Body) -> Sequence[Body]:
     return (choice.get("logprobs") or {}).get("content") or ()
 
 
-def after_thoughts(scores: Sequence[Body]) -> Sequence[Body]:
-    """Those of the tokens after the tag that ends a thought; all of them where there is no such tag."""
+def of_text(scores: Sequence[Body], has_thought: bool, begun: bool = False) -> Sequence[Body]:
+    """Those of the tokens that belong to the text of an answer.
+
+    On the channels of gpt-oss that is all but headers, thoughts and calls; else, where there is a thought, what comes
+    after the tag that ends it.
+
+    Args:
+        begun: the first of them go on with a text.
+    """
+    places = places_of_answer([each["token"] for each in scores], begun)
+    if places is not None:
+        return [scores[place] for place in places]
     text = ""
-    for number, each in enumerate(scores, 1):
-        text = text[-len(FINAL) :] + each["token"]
-        if THOUGHT_END in text or FINAL in text:
+    for number, each in enumerate(scores if has_thought else (), 1):
+        text = text[-len(THOUGHT_END) :] + each["token"]
+        if THOUGHT_END in text:
             return scores[number:]
     return scores
 

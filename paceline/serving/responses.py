@@ -11,8 +11,8 @@ from paceline.serving.dialects import (
     Body,
     Dialect,
     Kind,
-    after_thoughts,
     listed,
+    of_text,
     only,
     same,
     scores_of,
@@ -82,8 +82,7 @@ class Responses(Dialect):
         if message.get("reasoning_content"):
             self._finish(self._new("thoughts", None), message["reasoning_content"])
         if message["content"]:
-            scores = scores_of(choice)
-            self._scores = [*(after_thoughts(scores) if message.get("reasoning_content") else scores)]
+            self._scores = [*of_text(scores_of(choice), bool(message.get("reasoning_content")))]
             self._finish(self._new("text", None), message["content"])
         for call in message.get("tool_calls") or ():
             self._finish(self._new("call", call), call["function"]["arguments"])
@@ -185,10 +184,14 @@ class Responses(Dialect):
 
     @staticmethod
     def _turns(items: Sequence[Any]) -> list[Body]:
-        """Items of a conversation as chat's messages."""
+        """Items of a conversation as chat's messages; a thought goes to the assistant's turn that follows it."""
         turns: list[Body] = []
+        thoughts = ""
         for number, item in enumerate(items):
             kind = item.get("type", "message") if isinstance(item, Mapping) else None
+            if kind == "reasoning":
+                thoughts += _thoughts(item, f"input[{number}]")
+                continue
             if kind == "message":
                 turns.append({"role": item.get("role"), "content": item.get("content")})
             elif kind == "function_call":
@@ -200,9 +203,23 @@ class Responses(Dialect):
                 turns.append({"role": "assistant", "content": "", "tool_calls": [call]})
             elif kind == "function_call_output":
                 turns.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")})
-            elif kind != "reasoning":
+            else:
                 raise InvalidParameter(f"input[{number}]", f"an item of type {str(kind)[:40]!r}", "send messages only")
+            if thoughts and turns[-1]["role"] == "assistant":
+                turns[-1]["reasoning_content"] = thoughts
+            thoughts = ""
         return turns
+
+
+def _thoughts(item: Mapping[str, Any], where: str) -> str:
+    """The text of a reasoning item; empty where it holds none, as that of an encrypted one. Raises InvalidParameter."""
+    parts = item.get("content") or []
+    if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
+        raise InvalidParameter(where, "a reasoning item whose content is no list of parts", "send it as it was told")
+    texts = [part.get("text") for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidParameter(where, "a reasoning item with a part that has no text", "send it as it was told")
+    return "".join(map(str, texts))
 
 
 def _check_passed_over(body: Body) -> None:

@@ -1,13 +1,17 @@
 """A chat outlives a full context, a message that is too long, and every slash command."""
 
 import io
+import warnings
+from types import SimpleNamespace
 
 import pytest
 
+from paceline.cli import terminal
 from paceline.cli.chat import ChatLoop
 from paceline.cli.conversation import Conversation
 from paceline.cli.line_input import line_reader
-from paceline.errors import InvalidParameter
+from paceline.errors import DrafterWarning, InvalidParameter
+from paceline.types import SamplingParams, TokenOutput
 
 
 def encode(messages):
@@ -104,6 +108,31 @@ def test_errors_and_interrupts_do_not_end_the_chat(capsys):
     loop.run(lines("one", KeyboardInterrupt(), "x" * 500, "/save /no/such/folder/file", "two"))
     assert [text for text, _ in loop.asked] == ["one", "two"]
     assert "does not fit" in capsys.readouterr().err
+
+
+def test_a_warning_waits_for_the_end_of_the_line_that_it_would_break(monkeypatch, capsys):
+    def run_once(llm, ids, params, printer):
+        for text in ("to be", " or not"):
+            printer(TokenOutput(token_id=0, text=text, provenance="target"))
+            warnings.warn(f"a drafter failed:{text}", DrafterWarning, stacklevel=1)
+        if len(ids) == len(encode([{"content": "cut it off"}])):
+            raise KeyboardInterrupt
+        return SimpleNamespace(
+            output=SimpleNamespace(text="to be or not", finish_reason="stop", error=None, token_ids=())
+        )
+
+    monkeypatch.setattr("paceline.evaluation.report.run_once", run_once)
+    shown = io.StringIO()
+    for stream in (terminal.output, terminal.messages):
+        monkeypatch.setattr(stream, "_file", shown)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = terminal.tell_warning
+        ChatLoop(None, SamplingParams(), conversation()).run(lines("cut it off", "ask"))
+        assert warnings.showwarning is terminal.tell_warning
+    told = "warning: a drafter failed:to be\nwarning: a drafter failed: or not\n"
+    cut = "\n(cut off; the question is taken back)\n"
+    assert shown.getvalue() == f"to be or not{cut}{told}to be or not\n{told}"
 
 
 def test_lines_from_a_pipe_have_any_length(monkeypatch):

@@ -334,7 +334,7 @@ def test_a_drafter_that_there_is_not_is_refused_before_anything_is_planned(tmp_p
     models = [CASE["models"][0] | {"speculative": "nonsense"}, *CASE["models"][1:]]
     path.write_text(json.dumps(CASE | {"models": models}))
     error = refusal("place", "--case", path)
-    assert models[0]["name"] in error.field and "suffix" in error.remedy
+    assert models[0]["name"] in error.field and "paceline generate --help" in error.remedy
 
 
 def test_help_names_every_policy():

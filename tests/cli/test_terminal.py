@@ -78,6 +78,27 @@ def test_no_column_of_a_table_is_cut_off(width):
         assert word in shown
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 130])
+def test_a_table_wider_than_the_terminal_is_printed_in_parts(width):
+    """Nothing is wider than the terminal, and every part says which row is which; a file has one table."""
+    header = ("arm", "decoding", "95 %", "verdict", "end to end", "tok/s", "tokens/pass", "acceptance", "draft share")
+    numbers = ("1.50", "[1.39, 1.62]", "faster", "1.48", "123.4", "2.10", "0.61", "3.2 %")
+    table = Table(*header, title="all prompts")
+    table.add_row("suffix", *numbers)
+    table.add_row("plain (again)", "1.00", "[0.99, 1.02]", "the baseline again: noise", *numbers[3:])
+    on_terminal, in_file = screen(width, terminal=True), screen(width)
+    show_table(table, on_terminal)
+    show_table(table, in_file)
+    shown = on_terminal.file.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    assert shown.count("suffix") == shown.count("arm") == shown.count("┏") == (1 if width == 130 else shown.count("└"))
+    assert shown.count("all prompts") == 1
+    assert all(number in shown and number in in_file.file.getvalue() for number in numbers)
+    assert in_file.file.getvalue().count("suffix") == 1
+    if width == 80:
+        assert "│ the baseline " in shown
+
+
 def test_words_that_were_printed_stay_where_they_are():
     console = screen(20, terminal=True)
     printer = TokenPrinter(console)

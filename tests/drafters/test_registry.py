@@ -44,10 +44,11 @@ def test_a_path_leads_into_the_current_folder_which_the_command_does_not_search(
     ("name", "options", "message"),
     [
         (
-            "ngrams",
+            "Ngrams",
             {},
-            r"drafter: 'ngrams' is unknown; did you mean ngram\? use one of auto, none, plain, ngram",
+            r"^drafter: 'Ngrams' is unknown; did you mean ngram\? use one that `paceline generate --help` l",
         ),
+        ("unlike any", {}, "^drafter: 'unlike any' is unknown; use one that `paceline generate --help` lists, or 'pac"),
         ("ngram", {"max_ngram": 3}, "max_ngram: .* prompt_lookup_max, prompt_lookup_min, occurrence"),
         ("plain", {"k": 3}, "k: .* its options are: none"),
         ("no.such.module:Thing", {}, "no module 'no'"),

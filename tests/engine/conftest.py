@@ -45,6 +45,20 @@ def engine_for(tiny):
     return make
 
 
+@pytest.fixture(scope="package")
+def plain_answers(tiny):
+    """(prompts, params) -> what `run_all` gives without drafts; each is computed once."""
+    known = {}
+
+    def answers(prompts=PROMPTS, params=None):
+        if (key := repr((prompts, params))) not in known:
+            engine = build_engine(tiny, EngineConfig(kv_cache_memory_bytes=1 << 22), None)
+            known[key] = run_all(engine, prompts, params)
+        return known[key]
+
+    return answers
+
+
 def run_all(engine, prompts=PROMPTS, params=None):
     """Answers in the order of the prompts, all requests in flight together."""
     params = params or SamplingParams(temperature=0, max_tokens=40)

@@ -41,8 +41,8 @@ def texts(outputs):
 
 @pytest.mark.parametrize("policy", ["fixed", "heuristic", "goodput", "auto"])
 @pytest.mark.parametrize("draft", DRAFTERS, ids=name_of)
-def test_greedy_text_is_plain_greedy_text(engine_for, draft, policy):
-    plain = run_all(engine_for())
+def test_greedy_text_is_plain_greedy_text(engine_for, plain_answers, draft, policy):
+    plain = plain_answers()
     drafted = run_all(engine_for(draft | {"policy": policy}))
     assert texts(drafted) == texts(plain)
     assert [o.text for o in drafted] == [o.text for o in plain]
@@ -51,11 +51,11 @@ def test_greedy_text_is_plain_greedy_text(engine_for, draft, policy):
 @pytest.mark.parametrize("policy", ["fixed", "goodput"])
 @pytest.mark.parametrize("draft", DRAFTERS, ids=name_of)
 @pytest.mark.parametrize("rule", ["auto", "coupled"])
-def test_with_a_seed_the_text_is_plain_samplings(engine_for, draft, policy, rule):
-    plain = run_all(engine_for(), params=SAMPLED)
+def test_with_a_seed_the_text_is_plain_samplings(engine_for, plain_answers, draft, policy, rule):
+    plain = plain_answers(params=SAMPLED)
     drafted = run_all(engine_for(draft | {"rule": rule, "policy": policy}), params=SAMPLED)
     assert texts(drafted) == texts(plain)
-    assert texts(plain) != texts(run_all(engine_for()))  # it was not greedy after all
+    assert texts(plain) != texts(plain_answers())  # it was not greedy after all
 
 
 @pytest.mark.parametrize("rule", ["auto", "coupled", "sample_and_match"])

@@ -84,8 +84,8 @@ class InArrays(Babbler):
 
 
 @pytest.mark.parametrize("policy", ["fixed", "goodput"])
-def test_trees_in_arrays_are_trees(engine_for, policy):
-    plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
+def test_trees_in_arrays_are_trees(engine_for, plain_answers, policy):
+    plain = [output.token_ids for output in plain_answers(params=EACH)]
     engine = engine_for(FIXED | {"policy": policy}, InArrays())
     assert [output.token_ids for output in run_all(engine, params=EACH)] == plain
 
@@ -98,11 +98,11 @@ def test_a_policy_behind_its_wall_asks_for_laws_and_beliefs_as_it_says():
     assert (GuardedPolicy(Curious()).asks_beliefs, GuardedPolicy(LengthPolicy()).asks_beliefs) == (True, False)
 
 
-def test_a_model_that_refuses_keys_nobody_wrote_is_priced_by_a_guess(engine_for, monkeypatch):
+def test_a_model_that_refuses_keys_nobody_wrote_is_priced_by_a_guess(engine_for, plain_answers, monkeypatch):
     def refuse(model, clock):
         raise AssertionError("nobody wrote these keys")
 
-    plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
+    plain = [output.token_ids for output in plain_answers(params=EACH)]
     monkeypatch.setattr(build, "quick_profile", refuse)
     engine = engine_for({"method": "ngram", "num_draft_tokens": 3})
     assert [output.token_ids for output in run_all(engine, params=EACH)] == plain
@@ -113,8 +113,8 @@ def test_a_model_that_refuses_keys_nobody_wrote_is_priced_by_a_guess(engine_for,
     ["propose", "unprintable", "writing", "emptying", "no trees", "no tree", "outside the vocabulary",
      "no whole numbers", "observe", "writing while told", "taking while told", "release"],
 )  # fmt: skip
-def test_a_failing_drafter_changes_nobodys_text(engine_for, where):
-    plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
+def test_a_failing_drafter_changes_nobodys_text(engine_for, plain_answers, where):
+    plain = [output.token_ids for output in plain_answers(params=EACH)]
     engine = engine_for(FIXED, Faulty(where))
     with pytest.warns(DrafterWarning, match="babbler|quiet") as caught:
         outputs = run_all(engine, params=EACH)
@@ -148,8 +148,8 @@ class Untimely(Babbler):
 
 
 @pytest.mark.parametrize("seconds", [Broken, None, "long", float("nan"), float("inf"), -1.0])
-def test_a_drafter_that_says_what_is_no_time_changes_nothing(engine_for, seconds):
-    plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
+def test_a_drafter_that_says_what_is_no_time_changes_nothing(engine_for, plain_answers, seconds):
+    plain = [output.token_ids for output in plain_answers(params=EACH)]
     engine = engine_for(FIXED, Untimely(seconds))
     with pytest.warns(DrafterWarning, match="does not say what its drafts took") as caught:
         outputs = run_all(engine, params=EACH)
@@ -187,8 +187,8 @@ class BadPolicy(LengthPolicy):
     "where",
     ["budgets", "too few", "negative", "no whole numbers", "keep_drafting", "observe"],
 )
-def test_a_failing_policy_changes_nobodys_text(engine_for, monkeypatch, where):
-    plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
+def test_a_failing_policy_changes_nobodys_text(engine_for, plain_answers, monkeypatch, where):
+    plain = [output.token_ids for output in plain_answers(params=EACH)]
     policy = BadPolicy(where)
     monkeypatch.setattr(build, "make_policy", lambda *_: policy)
     engine = engine_for({"method": "draft_model", "model": "random-0", "rule": "coupled"})
@@ -233,9 +233,9 @@ def failing_race(monkeypatch, victim, after: int):
 
 
 @pytest.mark.parametrize(("fail", "limits"), [(failing_law, {"top_k": 90, "top_p": 0.99}), (failing_race, {})])
-def test_an_error_in_a_law_ends_its_request_alone(engine_for, monkeypatch, fail, limits):
+def test_an_error_in_a_law_ends_its_request_alone(engine_for, plain_answers, monkeypatch, fail, limits):
     each = [replace(own, **limits) for own in EACH]
-    plain = [output.token_ids for output in run_all(engine_for(), params=each)]
+    plain = [output.token_ids for output in plain_answers(params=each)]
     fail(monkeypatch, VICTIM, after=7)
     engine = engine_for(FIXED, Babbler())
     outputs = run_all(engine, params=each)
@@ -252,12 +252,12 @@ def test_an_error_in_a_law_ends_its_request_alone(engine_for, monkeypatch, fail,
 
 
 @pytest.mark.parametrize("stop", [(), ("never said",)])
-def test_an_error_in_a_text_ends_its_request_alone(engine_for, monkeypatch, stop):
+def test_an_error_in_a_text_ends_its_request_alone(engine_for, plain_answers, monkeypatch, stop):
     from paceline.engine.text import TextStream
 
     params = [SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, stop=stop if n == VICTIM else ())
               for n in range(4)]  # fmt: skip
-    plain = [output.token_ids for output in run_all(engine_for(), params=params)]
+    plain = [output.token_ids for output in plain_answers(params=params)]
     engine, pushed, victims = engine_for(FIXED, Babbler()), TextStream.push, []
 
     def push(self, token_id, may_stop=True):
@@ -278,8 +278,8 @@ def test_an_error_in_a_text_ends_its_request_alone(engine_for, monkeypatch, stop
     assert engine.scheduler.pool.num_held == 0
 
 
-def test_logits_that_are_no_numbers_end_their_request_alone(engine_for, tiny, monkeypatch):
-    plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
+def test_logits_that_are_no_numbers_end_their_request_alone(engine_for, plain_answers, tiny, monkeypatch):
+    plain = [output.token_ids for output in plain_answers(params=EACH)]
     engine = engine_for(max_num_batched_tokens=512)
     forward, calls = tiny.model.forward, []
 
@@ -298,8 +298,8 @@ def test_logits_that_are_no_numbers_end_their_request_alone(engine_for, tiny, mo
     ]
 
 
-def test_a_failed_pass_ends_its_requests_and_those_that_wait_go_on(engine_for, tiny, monkeypatch):
-    plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
+def test_a_failed_pass_ends_its_requests_and_those_that_wait_go_on(engine_for, plain_answers, tiny, monkeypatch):
+    plain = [output.token_ids for output in plain_answers(params=EACH)]
     engine = engine_for(max_num_seqs=2)
     forward, calls = tiny.model.forward, []
 
@@ -351,8 +351,8 @@ def test_hidden_states_that_there_are_not_are_refused_before_every_pass_fails(en
     engine_for({"method": "tests.drafters.own_drafter:Deep", "options": {"tap": 3}})
 
 
-def test_warnings_that_are_errors_end_no_engine(engine_for):
-    plain = [output.token_ids for output in run_all(engine_for(), params=EACH)]
+def test_warnings_that_are_errors_end_no_engine(engine_for, plain_answers):
+    plain = [output.token_ids for output in plain_answers(params=EACH)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         outputs = run_all(engine_for(FIXED, Faulty("propose")), params=EACH)

@@ -33,8 +33,8 @@ def classifier(tmp_path_factory):
 
 @pytest.mark.parametrize("policy", ["heuristic", "confidence", "disco", "goodput", "cascade"])
 @pytest.mark.parametrize("method", [DRAFT, {"method": "ngram"}])
-def test_every_policy_says_what_plain_decoding_says(engine_for, classifier, policy, method):
-    plain = [output.token_ids for output in run_all(engine_for(), params=GREEDY)]
+def test_every_policy_says_what_plain_decoding_says(engine_for, plain_answers, classifier, policy, method):
+    plain = [output.token_ids for output in plain_answers(params=GREEDY)]
     options = {"classifier": classifier} if policy == "disco" else {}
     engine = engine_for({**method, "policy": policy, "policy_options": options})
     assert [output.token_ids for output in run_all(engine, params=GREEDY)] == plain

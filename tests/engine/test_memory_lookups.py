@@ -28,8 +28,8 @@ def remembered(path, answers, fingerprint="bytes"):
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("mode", ["path", "tree"])
-def test_the_text_is_plain_decodings(engine_for, tmp_path, fingerprint, params, mode):
-    plain = run_all(engine_for(), params=params)
+def test_the_text_is_plain_decodings(engine_for, plain_answers, tmp_path, fingerprint, params, mode):
+    plain = plain_answers(params=params)
     answers = [[*prompt.encode()[-3:], *output.token_ids] for prompt, output in zip(PROMPTS, plain, strict=True)]
     options = remembered(tmp_path / "m", answers) | {"mode": mode}
     engine = engine_for({"method": "suffix", "options": options, "policy": "fixed"})
@@ -39,8 +39,8 @@ def test_the_text_is_plain_decodings(engine_for, tmp_path, fingerprint, params, 
     assert passes[0] < passes[1] / 2
 
 
-def test_a_hybrid_reads_it_too(engine_for, tmp_path, fingerprint):
-    plain = run_all(engine_for())
+def test_a_hybrid_reads_it_too(engine_for, plain_answers, tmp_path, fingerprint):
+    plain = plain_answers()
     answers = [[*prompt.encode()[-3:], *output.token_ids] for prompt, output in zip(PROMPTS, plain, strict=True)]
     child = {"method": "suffix", **remembered(tmp_path / "m", answers)}
     model = {"method": "draft_model", "model": "random-1", "cost_ratio": 0.3}

@@ -35,14 +35,14 @@ def texts(outputs):
 
 
 @every_drafter
-def test_greedy_text_is_plain_greedy_text(engine_for, draft):
+def test_greedy_text_is_plain_greedy_text(engine_for, plain_answers, draft):
     for prompts in (PROMPTS, LONG_PROMPTS):
-        assert texts(run_all(engine_for(draft), prompts)) == texts(run_all(engine_for(), prompts))
+        assert texts(run_all(engine_for(draft), prompts)) == texts(plain_answers(prompts))
 
 
 @every_drafter
-def test_coupled_sampling_says_what_plain_sampling_says(engine_for, draft):
-    plain = run_all(engine_for(), params=SAMPLED)
+def test_coupled_sampling_says_what_plain_sampling_says(engine_for, plain_answers, draft):
+    plain = plain_answers(params=SAMPLED)
     assert texts(run_all(engine_for(draft | {"rule": "coupled"}), params=SAMPLED)) == texts(plain)
 
 
@@ -54,12 +54,12 @@ def test_a_seeded_request_says_the_same_alone_and_in_company(engine_for, draft):
 
 
 @every_drafter
-def test_greedy_and_sampled_requests_share_steps_and_memory_may_run_out(engine_for, draft):
+def test_greedy_and_sampled_requests_share_steps_and_memory_may_run_out(engine_for, plain_answers, draft):
     params = [GREEDY, SAMPLED, SamplingParams(temperature=0, max_tokens=70), SAMPLED]
     draft = draft | {"rule": "coupled"}
     page_bytes = 2 * 3 * 2 * 16 * 16 * 4
     engine = engine_for(draft, kv_cache_memory_bytes=11 * page_bytes, max_model_len=11 * 16, max_num_batched_tokens=24)
-    assert texts(run_all(engine, params=params)) == texts(run_all(engine_for(), params=params))
+    assert texts(run_all(engine, params=params)) == texts(plain_answers(params=params))
     engine.scheduler.check_integrity()
 
 

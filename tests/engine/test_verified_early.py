@@ -77,8 +77,9 @@ def test_passes_are_launched_before_their_drafts_are_known(head, kinds):
     assert engine.scheduler.pool.num_free == 40
 
 
-@pytest.mark.parametrize("kinds", [GREEDY, SAMPLED, KINDS], ids=["greedy", "sampled", "mixed"])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("seed", "kinds"), [*((seed, KINDS) for seed in range(5)), (0, GREEDY), (1, GREEDY), (2, SAMPLED), (3, SAMPLED)]
+)
 def test_requests_that_come_go_and_lose_their_pages(seed, kinds):
     rng = random.Random(seed)
     requests, pages = list(some_requests(rng, kinds)), rng.choice([20, 24, 40])
@@ -184,8 +185,11 @@ def knows_answers(model, net, answers, wrong_after):
     net.launch_chains = launched
 
 
-@pytest.mark.parametrize("kind", [{}, {"temperature": 0.8, "top_p": 0.95}], ids=["greedy", "drawn"])
-@pytest.mark.parametrize(("count", "wrong_after"), [(1, 1), (1, 3), (1, 7), (1, 1000), (3, 4), (3, 1000)])
+@pytest.mark.parametrize(
+    ("kind", "count", "wrong_after"),
+    [*(({}, *each) for each in ((1, 1), (1, 3), (1, 7), (1, 1000), (3, 4), (3, 1000))),
+     *(({"temperature": 0.8, "top_p": 0.95}, *each) for each in ((1, 3), (1, 1000), (3, 4)))],
+)  # fmt: skip
 def test_drafts_are_launched_before_they_are_asked_for(kind, count, wrong_after):
     model, requests = model_of(), requests_of([kind] * count, count, 90)
     wanted = texts(engine_of(TorchModel(CHECKPOINT), 60), requests)

@@ -230,9 +230,9 @@ def test_a_first_stage_that_was_ended_goes_on_with_its_vocabulary(machine, tmp_p
     prompts.write_text("\n".join(f"say {i}" for i in range(24)))
     book.write_text("the quick brown fox jumps over the lazy dog. " * 9)
     common = ["dspark", "--threads", 1, "--tokens", 100, "--work", work, "--prompts", prompts, "--text", book]
-    common += ["--steps", 10, "--draft-vocabulary", 60, "-o", tmp_path / "head", "--json"]
+    common += ["--steps", 5, "--draft-vocabulary", 60, "-o", tmp_path / "head", "--json"]
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", ending_after(3, Trainer.step))
+        patch.setattr(Trainer, "step", ending_after(2, Trainer.step))
         assert run(*common).exit_code
     (first,) = (work / "runs").glob("dspark-long-*")
     before = read_checkpoint(first)
@@ -241,7 +241,7 @@ def test_a_first_stage_that_was_ended_goes_on_with_its_vocabulary(machine, tmp_p
     store.add([Conversation(ids, 4, 0.0)] * 40, [states] * 40)
     found = run(*common)
     assert found.exit_code == 0, found.exception
-    assert before is not None and before["progress"]["step"] == 3
+    assert before is not None and before["progress"]["step"] == 2
     assert np.array_equal(read_head(tmp_path / "head").draft_ids, before["draft_ids"])
 
 

@@ -16,7 +16,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 WINDOW = {"sliding_window": 9}
 STDS = {"gate_up_proj": 0.6, "sinks": 2.0, "linear_attn.out_proj.weight": 0.1}
 """Standard deviations that make gpt-oss's gates reach their limits and its sinks matter, and keep states small."""
-ZERO_CENTRED = ("qwen3_5_text", "qwen3_5_text-even")
+ZERO_CENTRED = ("qwen3_next", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_5_text-even")
 """Families whose files have norm weights less one, and whose states grow with twice the weight."""
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 VISION = {"hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "patch_size": 4}
@@ -156,6 +156,16 @@ def _configs():
             layer_types=["conv", "full_attention", "conv", "conv", "full_attention"], **ENDS),
         "lfm2-adjusted": t.Lfm2Config(**SIZES, block_multiple_of=32, full_attn_idxs=[1], tie_word_embeddings=False,
                                       **ENDS),
+        "lfm2_moe": t.Lfm2MoeConfig(
+            **SIZES | {"num_hidden_layers": 4, "moe_intermediate_size": 32, "num_experts": 6, "num_experts_per_tok": 3},
+            num_dense_layers=1, layer_types=["conv", "full_attention", "conv", "conv"],
+            **ENDS),
+        "qwen3_next": t.Qwen3NextConfig(
+            **SIZES, **DELTA, **EXPERTS, shared_expert_intermediate_size=64,
+            layer_types=["linear_attention", "full_attention"]),
+        "qwen3_5_moe_text": t.Qwen3_5MoeTextConfig(
+            **{k: v for k, v in SIZES.items() if k != "intermediate_size"}, **DELTA, **EXPERTS,
+            shared_expert_intermediate_size=64, layer_types=["linear_attention", "full_attention"]),
         "qwen3_5_text": t.Qwen3_5TextConfig(
             **SIZES | {"num_hidden_layers": 3}, **DELTA,
             layer_types=["linear_attention", "full_attention", "linear_attention"]),

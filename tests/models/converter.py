@@ -22,12 +22,14 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss", "seed_oss": "seed_oss", "ernie4_5": "ernie4_5", "starcoder2": "starcoder2",
     "stablelm": "stablelm", "cohere": "command-r", "cohere2": "cohere2", "gpt_neox": "gptneox",
     "gemma4_text": "gemma4", "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl", "granitemoehybrid": "granite",
-    "lfm2": "lfm2", "qwen3_5_text": "qwen35",
+    "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_next": "qwen3next",
     "glm4_moe": "glm4moe", "dots1": "dots1", "ernie4_5_moe": "ernie4_5-moe",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
     "minicpm3": "minicpm3", "qwen3_vl_moe_text": "qwen3vlmoe",
 }  # fmt: skip
 IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoehybrid", "ministral3")
+DELTAS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 _LLAMA_KEYS = {
     "num_hidden_layers": "block_count", "max_position_embeddings": "context_length", "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
@@ -83,11 +85,15 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
     values = {_LLAMA_KEYS[key]: value for key, value in config.items() if key in _LLAMA_KEYS and value is not None}
     if kind == "granitemoehybrid":
         del values["expert_used_count"]
-    if kind == "lfm2":
+    if kind.startswith("lfm2"):
         attends = [layer == "full_attention" for layer in config["layer_types"]]
         values["attention.head_count_kv"] = [config["num_key_value_heads"] * one for one in attends]
-        values |= {"shortconv.l_cache": config["conv_L_cache"], "feed_forward_length": _lfm2_width(config)}
-    if kind == "qwen3_5_text":
+        values["shortconv.l_cache"] = config["conv_L_cache"]
+    if kind == "lfm2":
+        values["feed_forward_length"] = _lfm2_width(config)
+    if kind == "lfm2_moe":
+        values |= {"leading_dense_block_count": config["num_dense_layers"], "expert_gating_func": 2}
+    if kind in DELTAS:
         heads, size = config["linear_num_value_heads"], config["linear_value_head_dim"]
         values |= {
             "ssm.conv_kernel": config["linear_conv_kernel_dim"], "ssm.state_size": config["linear_key_head_dim"],
@@ -238,8 +244,13 @@ def _tensors(config: dict[str, Any], stored: dict[str, np.ndarray]) -> Iterator[
         stored = dict(part for name, values in stored.items() for part in _gate_and_up_apart(name, values))
     if kind == "gpt_neox":
         stored = {name: _heads_together(config, name, values) for name, values in stored.items()}
-    if kind == "qwen3_5_text":
-        stored = {name.replace(".dt_bias", ".dt_proj.bias"): _tiled(config, name, x) for name, x in stored.items()}
+    if kind == "qwen3_next":
+        stored = dict(part for name, values in stored.items() for part in _projections_apart(config, name, values))
+    if kind in DELTAS:
+        changed = {name: _in_gguf(config, name, values, kind != "qwen3_next") for name, values in stored.items()}
+        stored = {name.replace(".dt_bias", ".dt_proj.bias"): values for name, values in changed.items()}
+    if kind == "lfm2_moe":
+        stored = {name.replace(".feed_forward.experts.", ".mlp.experts."): values for name, values in stored.items()}
     if ARCHITECTURES[kind] == "deepseek2":
         stored = dict(part for name, values in stored.items() for part in _keys_and_values_apart(config, name, values))
     if kind == "qwen3_vl_moe_text":
@@ -249,6 +260,8 @@ def _tensors(config: dict[str, Any], stored: dict[str, np.ndarray]) -> Iterator[
     for name, values in stored.items():
         if name.endswith(".e_score_correction_bias"):
             name, values = name.replace("correction_bias", "correction.bias"), values.reshape(-1)
+        if name.endswith(".expert_bias"):
+            name = f"{name}.bias"
         found = names.get_name(name, (".weight", ".bias", ".scale"))
         assert found is not None, name
         yield found, _changed(config, name, values)
@@ -261,7 +274,7 @@ def _changed(config: dict[str, Any], name: str, values: np.ndarray) -> np.ndarra
         return interleaved(values, config[key])
     if kind in ("gemma", "gemma2", "gemma3_text") and name.endswith("norm.weight"):
         return values + 1
-    if kind == "qwen3_5_text" and name.endswith("norm.weight") and "linear_attn" not in name:
+    if kind in DELTAS and name.endswith("norm.weight") and "linear_attn" not in name:
         return values + 1
     if name.endswith(("conv.conv.weight", "conv1d.weight")):
         return values[:, 0]
@@ -270,12 +283,14 @@ def _changed(config: dict[str, Any], name: str, values: np.ndarray) -> np.ndarra
     return values.reshape(-1) if name.endswith("shared_expert_gate.weight") else values
 
 
-def _tiled(config: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:
-    """Value heads of gated delta nets in the order of GGUF: the first of every key head, then the second ..."""
+def _in_gguf(config: dict[str, Any], name: str, values: np.ndarray, tiles: bool) -> np.ndarray:
+    """Decay rates, and value heads of gated delta nets: the first of every key head, then the second ... if `tiles`."""
     part = name.removesuffix(".weight").rsplit(".", 1)[-1]
     keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
 
     def turn(x: np.ndarray) -> np.ndarray:
+        if not tiles:
+            return x
         return np.ascontiguousarray(x.reshape(keys, heads // keys, -1, *x.shape[1:]).swapaxes(0, 1)).reshape(x.shape)
 
     first = 2 * keys * config["linear_key_head_dim"]
@@ -286,6 +301,19 @@ def _tiled(config: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:
     if part in ("in_proj_qkv", "conv1d"):
         return np.concatenate([values[:first], turn(values[first:])])
     return turn(values.T).T if part == "out_proj" else values
+
+
+def _projections_apart(config: dict[str, Any], name: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Qwen3-Next's queries, keys, values and gates z of each key head as all queries, keys and values, and all z."""
+    if ".in_proj_qkvz." not in name:
+        yield name, values
+        return
+    keys, width = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    each = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
+    parts = np.split(values.reshape(keys, -1, values.shape[1]), np.cumsum([width, width, each]), axis=1)
+    rows = [np.ascontiguousarray(part).reshape(-1, values.shape[1]) for part in parts]
+    yield name.replace("qkvz", "qkv"), np.concatenate(rows[:3])
+    yield name.replace("qkvz", "z"), rows[3]
 
 
 def _gate_and_up_apart(name: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:

@@ -3,8 +3,9 @@
 import pytest
 
 from paceline.engine.text import TextStream
+from paceline.models.text.harmony import decoder_of
 from paceline.models.text.tokenizer import StreamDecoder, Tokenizer
-from paceline.serving.dialects import after_thoughts
+from paceline.serving.dialects import _Parts, of_text
 from paceline.serving.protocol import ChatRequest
 from paceline.serving.responses import Responses
 from paceline.serving.thoughts import ThoughtReader
@@ -106,9 +107,49 @@ def test_a_server_takes_thoughts_and_calls_apart():
     _, answer = ThoughtReader(is_open=False).push(told(f"{THOUGHT}<|start|>assistant{CALL}"), ended=True)
     text, calls = CallReader(["look"], is_call=False).push(answer, ended=True)
     assert (text, [call["function"] for call in calls]) == ("", [{"name": "look", "arguments": "{}"}])
+
+
+NOTE = "<|start|>assistant<|channel|>commentary<|message|>Let me look.<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (THOUGHT + FINAL, "Yes.<|return|>"),
+        (FINAL.removeprefix("<|start|>assistant"), "Yes.<|return|>"),
+        (THOUGHT + NOTE, "Let me look.<|end|>"),
+        (THOUGHT + NOTE + FINAL, "Let me look.<|end|>Yes.<|return|>"),
+        (f"{THOUGHT}{NOTE}<|start|>assistant{CALL}", "Let me look.<|end|>"),
+        (" to=functions.look<|channel|>commentary json<|message|>{}<|call|>", ""),
+        (THOUGHT, ""),
+        ("Yes.", "Yes."),
+    ],
+)
+def test_the_tokens_of_the_text_are_those_outside_headers_thoughts_and_calls(answer, text):
     one = tokenizer()
-    scores = [{"token": one.decode([token], skip_special=False)} for token in one.encode(THOUGHT + FINAL)]
-    assert "".join(each["token"] for each in after_thoughts(scores)) == "Yes.<|return|>"
+    scores = [{"token": one.decode([token], skip_special=False)} for token in one.encode(answer)]
+    assert "".join(each["token"] for each in of_text(scores, has_thought=answer.startswith(THOUGHT))) == text
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [THOUGHT + FINAL, THOUGHT + NOTE, THOUGHT + NOTE + FINAL, NOTE[len("<|start|>assistant") :] + THOUGHT + FINAL],
+)
+def test_a_stream_tells_the_probabilities_of_each_text_with_it(answer):
+    one, parts, events = tokenizer(), _Parts(Responses()), []
+    reader, decoder = ThoughtReader(is_open=False, several=True), decoder_of(one)
+    tokens = one.encode(answer)
+    for number, token in enumerate(tokens, 1):
+        ended = number == len(tokens)
+        thoughts, text = reader.push(decoder.push(token) + (decoder.flush() if ended else ""), ended)
+        score = {"token": one.decode([token], skip_special=False)}
+        events += parts.read({"reasoning_content": thoughts, "content": text}, [score])
+    deltas = [each for each in events if each["type"] == "response.output_text.delta"]
+    for each in deltas:
+        scored = "".join(score["token"] for score in each["logprobs"])
+        assert scored.replace("<|end|>", "").replace("<|return|>", "") == each["delta"].lstrip("\n")
+    said = [part for part in ("Let me look.", "Yes.") if part in answer]
+    assert "".join(each["delta"] for each in deltas).replace("\n", "") == "".join(said)
 
 
 def test_effort_reaches_the_template():

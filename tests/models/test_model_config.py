@@ -370,6 +370,8 @@ def test_olmo3_is_olmo2_with_windows():
     }
     third = ModelConfig.from_gguf(pairs | {f"olmo2.{key}": value for key, value in more.items()}, GGUF_SHAPES)
     assert (third.model_type, third.windows, third.rope_local_theta) == ("olmo3", (100, 100, 100), 5e5)
+    own = {f"olmo2.{key}": value for key, value in (more | {"rope.freq_base_swa": 1e4}).items()}
+    assert ModelConfig.from_gguf(pairs | own, GGUF_SHAPES).rope_local_theta == 1e4
     growth = 0.1 * np.log(4) + 1
     assert third.rope_factor == pytest.approx(growth)
     first = {f"olmo2.{key}": value for key, value in more.items()} | {

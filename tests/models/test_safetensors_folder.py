@@ -217,6 +217,24 @@ def test_experts_are_read_whichever_way_round_they_are(tiny_models, tmp_path):
         np.testing.assert_array_equal(after.tensor(name), values, err_msg=name)
 
 
+def test_experts_are_read_one_by_one_or_all_in_one(tiny_models, tmp_path):
+    """Qwen3.5 is published with the gates and ups of all experts in one tensor; transformers saves each expert's."""
+    folder = shutil.copytree(tiny_models["qwen3_5_moe_text"][0], tmp_path / "model")
+    before, stored = SafetensorsCheckpoint(folder), load_file(folder / "model.safetensors")
+    want = {name: before.tensor(name) for name in before.names()}
+    for layer in range(2):
+        stem = f"model.layers.{layer}.mlp.experts"
+        each = [
+            {part: stored.pop(f"{stem}.{i}.{part}_proj.weight") for part in ("gate", "up", "down")} for i in range(6)
+        ]
+        stored[f"{stem}.gate_up_proj"] = torch.stack([torch.cat([one["gate"], one["up"]]) for one in each])
+        stored[f"{stem}.down_proj"] = torch.stack([one["down"] for one in each])
+    save_file(stored, folder / "model.safetensors")
+    after = SafetensorsCheckpoint(folder)
+    for name, values in want.items():
+        np.testing.assert_array_equal(after.tensor(name), values, err_msg=name)
+
+
 def test_weights_of_another_model(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 70}))

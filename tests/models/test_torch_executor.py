@@ -23,7 +23,7 @@ FAMILIES = [
     "glm4_moe", "glm4_moe-large", "dots1", "dots1-grouped", "ernie4_5_moe",
     "deepseek_v2", "deepseek_v2-greedy", "deepseek_v3", "glm4_moe_lite", "minicpm3",
     "qwen3_vl_moe_text",
-    "lfm2", "lfm2-adjusted", "qwen3_5_text", "qwen3_5_text-even",
+    "lfm2", "lfm2-adjusted", "qwen3_5_text", "qwen3_5_text-even", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text",
     "gemma4_text", "gemma4_text-large", "gemma4_text-mixture",
 ]  # fmt: skip
 TOLERANCE = 1e-4

@@ -117,7 +117,8 @@ def test_the_command_names_the_best_budget(tmp_path):
     (tmp_path / "tuned.json").write_text(json.dumps(TUNED))
     words = ["--between-ms", "50", "--first-ms", "1000", "--token-budget", "32", "--token-budget", "128"]
     done = CliRunner().invoke(app, [
-        "capacity", str(tmp_path / "tuned.json"), *words, "--num-requests", "100", "--prompt-tokens", "100", "--json",
+        "capacity", str(tmp_path / "tuned.json"), *words, "--num-requests", "100", "--prompt-tokens", "100",
+        "--output-tokens", "32", "--json",
     ])  # fmt: skip
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)

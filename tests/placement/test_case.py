@@ -86,7 +86,7 @@ def changed(**changes):
         ({"num_devices": 1.5}, "num_devices: 1.5"),
         ({"mem_budget": -1}, "mem_budget: -1"),
         ({"models": []}, "models: the list is empty"),
-        ({"models__0__SLO": 0.5}, r"models\[0\]: unknown key 'SLO'; did you mean 'slo'"),
+        ({"models__0__SLO": 0.5}, r"models\[0\]: unknown key 'SLO'; did you mean slo\?$"),
         ({"gpus": 2}, "case: unknown key 'gpus'"),
         ({"n_requests": 3}, "arrivals: .*2 requests, n_requests says 3"),
         ({"arrivals_sha256": "00"}, "arrivals: .*does not have arrivals_sha256"),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from paceline.serving.dialects import _Parts, after_thoughts
+from paceline.serving.dialects import _Parts, of_text
 from paceline.serving.responses import Responses
 from tests.serving.conftest import MODEL
 
@@ -89,8 +89,8 @@ def test_responses_tell_log_probabilities_as_chat_does(ask):
 def test_log_probabilities_of_thoughts_are_not_those_of_the_text():
     tokens = ["<think>", "a", "</", "think>", "\n", "b", "</think>"]
     scores = [{"token": token, "logprob": -1.0} for token in tokens]
-    assert [each["token"] for each in after_thoughts(scores)] == ["\n", "b", "</think>"]
-    assert after_thoughts(scores[:2]) == scores[:2]
+    assert [each["token"] for each in of_text(scores, True)] == ["\n", "b", "</think>"]
+    assert of_text(scores[:2], True) == scores[:2] and of_text(scores, False) == scores
     parts, told = _Parts(Responses()), []
     for delta, count in (({"reasoning_content": "a"}, 3), ({"content": "b"}, 3), ({"content": "</think>"}, 1)):
         told += parts.read(delta, scores[:count])

@@ -185,7 +185,7 @@ def test_what_trying_took_beyond_its_price_is_waited_for(size):
         in the step after it."""
         policy, requests, spent, passed = linear_cost(explore=0.01), [at_rate(0.01) for _ in range(size)], 0.0, 0.0
         rng, late = random.Random(1), 0.0
-        for _ in range(10_000):
+        for _ in range(5_000):
             budgets = policy.budgets(requests, BatchStats(size))
             tried = sum(budgets)
             verifying = 1 + 0.01 * (size + tried) + more * (tried > 0) + rng.uniform(-noise, noise) + late

@@ -12,8 +12,8 @@ from paceline.evaluation.report import without_cause
 from paceline.evaluation.stats import Interval
 
 HEADER = (
-    "arm", "decoding", "95 %", "end to end", "tok/s", "tokens/pass", "acceptance", "draft share", "first token (s)",
-    "same text", "verdict",
+    "arm", "decoding", "95 %", "verdict", "end to end", "tok/s", "tokens/pass", "acceptance", "draft share",
+    "first token (s)", "same text",
 )  # fmt: skip
 
 
@@ -24,18 +24,17 @@ TAILS = ("first token, 95 % (s)", "per token, 95 % (ms)")
 def header_of(table: Table) -> tuple[str, ...]:
     """Names of the columns of `rows_of`."""
     tails = () if table.rate is None else TAILS
-    return (*HEADER[:-2], *tails, *(name for name, _, _ in _more(table)), *HEADER[-2:])
+    return (*HEADER, *tails, *(name for name, _, _ in _more(table)))
 
 
 def rows_of(table: Table) -> list[list[str]]:
     """The rows under `header_of`; unknown values are a dash."""
     return [
         [
-            one.arm, _number(one.decode.ratio), _range(one.decode), _number(one.whole.ratio),
+            one.arm, _number(one.decode.ratio), _range(one.decode), one.verdict, _number(one.whole.ratio),
             f"{one.tokens_per_second:.1f}", _number(one.tokens_per_pass), _number(one.acceptance),
-            _share(one.draft_share), f"{one.first_token_seconds:.3f}", *_tails(one, table),
-            *(shown(getattr(one, field)) for _, field, shown in _more(table)),
-            f"{one.identical}/{one.num_cells}", one.verdict,
+            _share(one.draft_share), f"{one.first_token_seconds:.3f}", f"{one.identical}/{one.num_cells}",
+            *_tails(one, table), *(shown(getattr(one, field)) for _, field, shown in _more(table)),
         ]
         for one in table.arms
     ]  # fmt: skip
@@ -69,6 +68,10 @@ def verdict_of(table: Table) -> str:
     drafting = [one for one in table.arms if one.verdict not in ("baseline", "the baseline again: noise")]
     floor = table.noise_floor
     noise = "" if floor is None else f" Plain decoding against itself is within {100 * floor:.1f} % of 1 (noise)."
+    if table.differs_from_itself:
+        noise = (
+            f" Plain decoding differs from itself by up to {100 * (floor or 0):.1f} %: no smaller difference counts."
+        )
     if table.noise is not None:
         return f"NOISY: {table.noise}. No verdict; run it longer, or on a quiet machine."
     if not drafting:
@@ -94,7 +97,8 @@ def markdown(tables: Sequence[Table]) -> str:
     parts = []
     for table in tables:
         header = header_of(table)
-        head = f"| {' | '.join(header)} |\n|---" + "|---:" * (len(header) - 2) + "|---|"
+        lines = ("---" if name in ("arm", "verdict") else "---:" for name in header)
+        head = f"| {' | '.join(header)} |\n|{'|'.join(lines)}|"
         body = "\n".join("| " + " | ".join(row) + " |" for row in rows_of(table))
         parts.append(f"**{title_of(table)}**\n\n{head}\n{body}\n")
         if table.family == ALL:

@@ -90,6 +90,7 @@ class Table:
     Attributes:
         rate: requests per second of an open loop; `concurrency` is then the number of requests of a cell.
         noise_floor: largest distance from 1 of the interval of plain decoding against itself; None if unknown.
+        differs_from_itself: whether that interval does not hold 1; no smaller difference than the floor then counts.
         precision: largest noise floor with verdicts; None for no limit.
     """
 
@@ -98,6 +99,7 @@ class Table:
     concurrency: int
     arms: tuple[ArmSummary, ...]
     noise_floor: float | None
+    differs_from_itself: bool = False
     rate: float | None = None
     precision: float | None = None
 
@@ -140,7 +142,8 @@ def tables_of(
             some = [one for one in inside if family in (ALL, one.family)]
             arms = tuple(_summary(label, base, some, slo) for label, base in bases.items())
             floor = _noise_floor(arms, again)
-            table = Table(family, temperature, concurrency, arms, floor, rate or None, precision)
+            differs = any(_holds_not_1(one.decode) for one in arms if one.arm in again.values())
+            table = Table(family, temperature, concurrency, arms, floor, differs, rate or None, precision)
             tables.append(replace(table, arms=_judged(table, bases, again)))
     return tables
 
@@ -276,6 +279,11 @@ def _reach(interval: Interval) -> float | None:
     return max(abs(interval.high - 1), abs(1 - interval.low))
 
 
+def _holds_not_1(interval: Interval) -> bool:
+    """Whether there is an interval and 1 is outside of it."""
+    return interval.low is not None and not interval.low <= 1 <= (interval.high or 0)
+
+
 def _judged(table: Table, bases: dict[str, str], again: dict[str, str]) -> tuple[ArmSummary, ...]:
     """The table's arms with verdicts, from p-values adjusted for the number of arms compared."""
     compared = [one for one in table.arms if one.arm not in (*again, *again.values()) and one.decode.p is not None]
@@ -283,12 +291,14 @@ def _judged(table: Table, bases: dict[str, str], again: dict[str, str]) -> tuple
     judged = []
     for one in table.arms:
         is_base = bases[one.arm] == one.arm or one.arm in again.values()
-        verdict = _verdict(one, corrected.get(one.arm), table.noise is not None, is_base)
+        least = (table.noise_floor or 0.0) if table.differs_from_itself else 0.0
+        verdict = _verdict(one, corrected.get(one.arm), table.noise is not None, is_base, least)
         judged.append(replace(one, verdict=verdict))
     return tuple(judged)
 
 
-def _verdict(one: ArmSummary, p: float | None, noisy: bool, is_base: bool) -> str:
+def _verdict(one: ArmSummary, p: float | None, noisy: bool, is_base: bool, least: float) -> str:
+    """The verdict on an arm; a ratio at most `least` from 1 is no difference."""
     if is_base:
         return "baseline" if one.base == one.arm else "the baseline again: noise"
     if one.decode.low is None or p is None:
@@ -297,6 +307,6 @@ def _verdict(one: ArmSummary, p: float | None, noisy: bool, is_base: bool) -> st
         return "too noisy"
     if not one.is_plausible:
         return NO_CAUSE
-    if p >= LEVEL or one.decode.low <= 1 <= (one.decode.high or 0):
+    if p >= LEVEL or not _holds_not_1(one.decode) or abs(one.decode.ratio - 1) <= least:
         return "no difference shown"
     return "faster" if one.decode.ratio > 1 else "slower"

@@ -15,11 +15,14 @@ from paceline.models.fields import Fields, refuse
 Scores = Literal["softmax", "sigmoid"]
 _DENSE_FIRST: Mapping[str, Scores] = {
     **dict.fromkeys(("glm4_moe", "glm4_moe_lite", "dots1", "deepseek_v3"), "sigmoid"),
-    **dict.fromkeys(("ernie4_5_moe", "deepseek_v2"), "softmax"),
+    "lfm2_moe": "sigmoid", **dict.fromkeys(("ernie4_5_moe", "deepseek_v2"), "softmax"),
 }  # fmt: skip
 """Families whose first layers are dense, with the scores of their routers, which have a selection bias except that of
 DeepSeek-V2."""
-MIXTURE_MODEL_TYPES = ("qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "mixtral", "olmoe", "gpt_oss", *_DENSE_FIRST)
+_NORMED = ("mixtral", "gpt_oss", "qwen3_vl_moe_text", "qwen3_5_moe_text")
+"""Families that rescale shares without being asked to."""
+_SHARED_GATE = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")
+MIXTURE_MODEL_TYPES = (*_SHARED_GATE, "qwen3_moe", "qwen3_vl_moe_text", "mixtral", "olmoe", "gpt_oss", *_DENSE_FIRST)
 _MOST_EXPERTS = 4096
 LEAST_TOTAL = 1e-20
 """Added to the sum by which shares are rescaled, as in transformers: it keeps scores of 0 from being divided by 0."""
@@ -99,19 +102,21 @@ def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | No
         )
     width = "intermediate_size" if model_type in ("mixtral", "olmoe", "gpt_oss") else "moe_intermediate_size"
     count = "num_local_experts" if "num_local_experts" in fields else "num_experts"  # transformers renamed it
-    shared = fields.whole("shared_expert_intermediate_size", 0, least=0) if model_type == "qwen2_moe" else 0
-    normed = model_type in ("mixtral", "gpt_oss", "qwen3_vl_moe_text") or fields.flag("norm_topk_prob", False)
+    shared = fields.whole("shared_expert_intermediate_size", 0, least=0) if model_type in _SHARED_GATE else 0
+    normed = model_type in _NORMED or fields.flag("norm_topk_prob", False)
     chosen, bias = fields.whole("num_experts_per_tok"), model_type == "gpt_oss"
     return Experts(fields.whole(count, most=_MOST_EXPERTS), chosen, normed, shared, bias), fields.whole(width)
 
 
 def _after_dense_layers(model_type: str, fields: Fields) -> tuple[Experts, int]:
     """As `experts_from_hf`, for families whose first layers are dense."""
-    scores, biased = _DENSE_FIRST[model_type], model_type != "deepseek_v2"
+    scores, biased = _DENSE_FIRST[model_type], model_type != "deepseek_v2" and fields.flag("use_expert_bias", True)
     fields.expect("scoring_func", scores, *(("noaux_tc",) if scores == "sigmoid" else ()))
-    fields.expect("topk_method", *(("noaux_tc",) if biased else ("greedy", "group_limited_greedy")))
-    if not biased:
+    if model_type == "deepseek_v2":
+        fields.expect("topk_method", "greedy", "group_limited_greedy")
         fields.expect("norm_topk_prob", False)
+    else:
+        fields.expect("topk_method", "noaux_tc")
     grouped = biased or fields.text("topk_method", "greedy") != "greedy"
     for name in ("moe_layer_freq", "moe_layer_interval"):
         fields.expect(name, 1)
@@ -185,7 +190,7 @@ def _after_dense_layers_gguf(
     own.expect("expert_gating_func", 1 if scores == "softmax" else 2)
     return Experts(
         own.whole("expert_count", most=_MOST_EXPERTS), own.whole("expert_used_count"),
-        model_type == "ernie4_5_moe" or own.flag("expert_weights_norm", False),
+        model_type in ("ernie4_5_moe", "lfm2_moe") or own.flag("expert_weights_norm", False),
         shapes.get(f"blk.{first}.ffn_up_shexp.weight", (0,))[0],
         scoring_func=scores, e_score_correction_bias=biased,
         n_group=own.whole("expert_group_count", 1, least=0) or 1,

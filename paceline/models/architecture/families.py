@@ -78,10 +78,19 @@ _LFM2_NAMES = {
     "self_attn.o_proj": "self_attn.out_proj", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
     "mlp.down_proj": "feed_forward.w2",
 }  # fmt: skip
+_LFM2_EXPERTS = {
+    "mlp.gate": "feed_forward.gate", "mlp.experts.gate_proj": "feed_forward.experts.w1",
+    "mlp.experts.up_proj": "feed_forward.experts.w3", "mlp.experts.down_proj": "feed_forward.experts.w2",
+    _SCORE_BIAS: "feed_forward.expert_bias",
+}  # fmt: skip
+_LFM2_GGUF = {"model.norm": "token_embd_norm", "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv",
+              "conv.out_proj": "shortconv.out_proj"}  # fmt: skip
+_DELTA_QKVZ = tuple(f"linear_attn.in_proj_{part}" for part in "qkvz")
+_DELTA_QKV, _DELTA_QKV_GGUF = {"linear_attn.in_proj_qkv": _DELTA_QKVZ[:3]}, {"attn_qkv": _DELTA_QKVZ[:3]}
 _GATED_QUERY = ("self_attn.q_proj", "self_attn.g_proj")
 _DELTA_NAMES = {"linear_attn.dt.bias": "linear_attn.dt_bias", "linear_attn.A_log.weight": "linear_attn.A_log"}
 _DELTA_GGUF = {
-    "post_attention_layernorm": "post_attention_norm", "linear_attn.in_proj_qkv": "attn_qkv",
+    "post_attention_layernorm": "post_attention_norm",
     "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha",
     "linear_attn.conv1d": "ssm_conv1d", "linear_attn.dt": "ssm_dt", "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out", "linear_attn.A_log.weight": "ssm_a",
@@ -265,14 +274,32 @@ FAMILIES: Mapping[str, Family] = {
                "head; LFM2", keys={"norm_eps": "norm_eps", "intermediate_size": "block_ff_dim",
                                    "tie_word_embeddings": "tie_embedding"},
                names=_LFM2_NAMES, defaults={"tie_word_embeddings": True, "rope_theta": 1e6, "norm_eps": 1e-5},
-               gguf_names={"model.norm": "token_embd_norm", "conv.in_proj": "shortconv.in_proj",
-                           "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj"},
-               parts=parts.lfm2, gguf_parts=parts.lfm2_gguf),
+               gguf_names=_LFM2_GGUF, parts=parts.lfm2, gguf_parts=parts.lfm2_gguf),
+        Family("lfm2_moe", "lfm2moe", "lfm2 with experts after dense first layers, chosen by sigmoids plus a bias",
+               keys={"norm_eps": "norm_eps", "tie_word_embeddings": "tie_embedding", "n_routed_experts": "num_experts",
+                     "first_k_dense_replace": "num_dense_layers"},
+               names=_LFM2_NAMES | _LFM2_EXPERTS,
+               defaults={"tie_word_embeddings": True, "rope_theta": 1e6, "norm_eps": 1e-5, "norm_topk_prob": True,
+                         "first_k_dense_replace": 2, "num_experts_per_tok": 4, "block_auto_adjust_ff_dim": False},
+               gguf_names=_LFM2_GGUF, parts=parts.lfm2, gguf_parts=parts.lfm2_gguf),
+        Family("qwen3_next", "qwen3next", "qwen3_5_text with experts, one of them shared; Qwen3-Next",
+               names=_DELTA_NAMES, defaults=_DELTA | {"norm_topk_prob": True, "shared_expert_intermediate_size": 512},
+               woven={"self_attn.q_proj": _GATED_QUERY, "linear_attn.in_proj_qkvz": _DELTA_QKVZ,
+                      "linear_attn.in_proj_ba": ("linear_attn.in_proj_b", "linear_attn.in_proj_a")},
+               gguf_woven={"attn_q": _GATED_QUERY, "ssm_ba": ("linear_attn.in_proj_b", "linear_attn.in_proj_a")},
+               gguf_stacked=_DELTA_QKV_GGUF, gguf_names=_DELTA_GGUF, norm_shift=1.0, turns_part=True,
+               parts=parts.qwen3_5, gguf_parts=parts.qwen3_next_gguf),
+        Family("qwen3_5_moe_text", "qwen35moe", "qwen3_5_text with experts, one of them shared; Qwen3.5-35B-A3B and "
+               "larger", names=_DELTA_NAMES, defaults=_DELTA | {"shared_expert_intermediate_size": 512},
+               stacked=_DELTA_QKV | {"mlp.experts.gate_up_proj": ("mlp.experts.gate_proj", "mlp.experts.up_proj")},
+               woven={"self_attn.q_proj": _GATED_QUERY}, gguf_woven={"attn_q": _GATED_QUERY}, gguf_names=_DELTA_GGUF,
+               gguf_stacked=_DELTA_QKV_GGUF, norm_shift=1.0, turns_part=True, parts=parts.qwen3_5,
+               gguf_parts=parts.qwen3_5_gguf),
         Family("qwen3_5_text", "qwen35", "gated delta nets in place of attention in three of four layers, whose "
                "attention is gated; a quarter of a head turns; Qwen3.5, for text", names=_DELTA_NAMES,
-               defaults=_DELTA, woven={"self_attn.q_proj": _GATED_QUERY}, gguf_woven={"attn_q": _GATED_QUERY},
-               gguf_names=_DELTA_GGUF, norm_shift=1.0, turns_part=True, parts=parts.qwen3_5,
-               gguf_parts=parts.qwen3_5_gguf),
+               defaults=_DELTA, stacked=_DELTA_QKV, woven={"self_attn.q_proj": _GATED_QUERY},
+               gguf_woven={"attn_q": _GATED_QUERY}, gguf_stacked=_DELTA_QKV_GGUF, gguf_names=_DELTA_GGUF,
+               norm_shift=1.0, turns_part=True, parts=parts.qwen3_5, gguf_parts=parts.qwen3_5_gguf),
         Family("granite", "granite", "embeddings, residuals, attention and logits multiplied", pairs=True,
                parts=parts.granite, gguf_parts=parts.granite_gguf),
         Family("granitemoehybrid", "granite", "granite with gate and up in one tensor; Granite 4 without experts and "

@@ -5,6 +5,7 @@ for what all families have in common (`config.py`).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.models.architecture.family import MOST_LAYERS, SWIGLU_ALPHA, SWIGLU_LIMIT
@@ -101,8 +102,9 @@ def olmo3(fields: Fields) -> dict[str, Any]:
 
 
 def olmo3_gguf(fields: Fields) -> dict[str, Any]:
-    """As `olmo3`."""
-    return olmo2(fields) | {"rope_local_theta": fields.number("rope.freq_base", above=1.0)}
+    """As `olmo3`; a file may give the layers with a window a base of their own."""
+    base = fields.number("rope.freq_base", above=1.0)
+    return olmo2(fields) | {"rope_local_theta": fields.number("rope.freq_base_swa", base, above=1.0)}
 
 
 def olmoe(fields: Fields) -> dict[str, Any]:
@@ -250,7 +252,13 @@ def qwen3_5(fields: Fields) -> dict[str, Any]:
 
 
 def qwen3_5_gguf(fields: Fields) -> dict[str, Any]:
-    """As `qwen3_5`. GGUF has value heads in another order (`Recurrence.tiled`) and the width of all of them."""
+    """As `qwen3_5`. GGUF has value heads in another order (`Recurrence.tiled`)."""
+    parts = qwen3_next_gguf(fields)
+    return parts | {"recurrence": replace(parts["recurrence"], tiled=True)}
+
+
+def qwen3_next_gguf(fields: Fields) -> dict[str, Any]:
+    """As `qwen3_5`. GGUF has the width of all value heads together."""
     layers, every = fields.whole("block_count", most=MOST_LAYERS), fields.whole("full_attention_interval", 4)
     layers -= fields.whole("nextn_predict_layers", 0, least=0)
     heads, width = fields.whole("ssm.time_step_rank"), fields.whole("ssm.inner_size")
@@ -260,7 +268,7 @@ def qwen3_5_gguf(fields: Fields) -> dict[str, Any]:
     })  # fmt: skip
     names = ("ssm.conv_kernel", "ssm.group_count", "ssm.time_step_rank", "ssm.state_size", "value_dim")
     numbers = tuple(i for i in range(layers) if (i + 1) % every)
-    return {"qk_norm": True, "attention_gate": True, "recurrence": gated_delta_net(numbers, sizes, names, tiled=True)}
+    return {"qk_norm": True, "attention_gate": True, "recurrence": gated_delta_net(numbers, sizes, names)}
 
 
 def _recurrent(kinds: Sequence[str], kind: str, layers: int) -> tuple[int, ...]:

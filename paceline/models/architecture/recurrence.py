@@ -74,7 +74,7 @@ def short_convolution(layers: tuple[int, ...], kernel: int, hidden: int) -> Recu
 
 
 def gated_delta_net(
-    layers: tuple[int, ...], fields: Fields, names: tuple[str, str, str, str, str], tiled: bool = False
+    layers: tuple[int, ...], fields: Fields, names: tuple[str, str, str, str, str]
 ) -> Recurrence | None:  # fmt: skip
     """Gated delta nets; None without such layers.
 
@@ -86,7 +86,7 @@ def gated_delta_net(
     kernel = fields.whole(names[0], most=_MOST_TAPS)
     key_heads, value_heads, key_dim, value_dim = (fields.whole(name, most=_LARGEST_HEAD) for name in names[1:])
     channels = 2 * key_heads * key_dim + value_heads * value_dim
-    return Recurrence(layers, kernel, channels, key_heads, value_heads, key_dim, value_dim, tiled)
+    return Recurrence(layers, kernel, channels, key_heads, value_heads, key_dim, value_dim)
 
 
 def recurrent_shapes(recurrence: Recurrence, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -97,9 +97,9 @@ def recurrent_shapes(recurrence: Recurrence, hidden: int) -> Iterator[tuple[str,
         yield "conv.conv.weight", (channels, recurrence.kernel)
         yield "conv.out_proj.weight", (hidden, channels)
         return
-    width = heads * recurrence.value_dim
-    yield "linear_attn.in_proj_qkv.weight", (channels, hidden)
-    yield "linear_attn.in_proj_z.weight", (width, hidden)
+    width, keys = heads * recurrence.value_dim, recurrence.key_heads * recurrence.key_dim
+    for part, rows in (("q", keys), ("k", keys), ("v", width), ("z", width)):
+        yield f"linear_attn.in_proj_{part}.weight", (rows, hidden)
     yield "linear_attn.in_proj_b.weight", (heads, hidden)
     yield "linear_attn.in_proj_a.weight", (heads, hidden)
     yield "linear_attn.conv1d.weight", (channels, recurrence.kernel)

@@ -74,9 +74,9 @@ def attend_by_position(
         if not len(slots):
             continue
         seen, known = keys[slots].float(), values[slots].float()
-        scores = soft_cap(torch.einsum("kgd,nkd->nkg", grouped[row], seen) * form.scale, form.cap)
+        scores = soft_cap(grouped[row] @ seen.permute(1, 2, 0) * form.scale, form.cap)  # [key heads, group, keys]
         if form.sinks is not None:
-            scores = torch.cat([scores, form.sinks.float().view(1, *scores.shape[1:])])
-        weights = scores.softmax(dim=0)[: len(slots)]
-        mixed[row] = torch.einsum("nkg,nkd->kgd", weights, known).flatten(0, 1).to(query.dtype)
+            scores = torch.cat([scores, form.sinks.float().view(*scores.shape[:2], 1)], dim=2)
+        weights = scores.softmax(dim=2)[..., : len(slots)]
+        mixed[row] = (weights @ known.transpose(0, 1)).flatten(0, 1).to(query.dtype)
     return mixed

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 Mean = Callable[[Tensor], Tensor]
+_LINEAR, _MEAN = functional.linear, Tensor.mean
 
 
 class RowInvariant(TorchFunctionMode):
@@ -27,10 +28,10 @@ class RowInvariant(TorchFunctionMode):
         self, func: Callable, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """See `torch.overrides.TorchFunctionMode`."""
-        named = dict(kwargs or {})
-        if func is functional.linear:
+        named = kwargs or {}
+        if func is _LINEAR:
             return self._linear(*args, **named)
-        if func is Tensor.mean and args[1:] == (-1,) and named == {"keepdim": True}:
+        if func is _MEAN and args[1:] == (-1,) and named == {"keepdim": True}:
             return self._mean(args[0])
         return func(*args, **named)
 

@@ -187,8 +187,9 @@ def num_splits(rows: Rows, more: int = 0) -> int:
 
 def key_slots(paged: PagedRows, row: int) -> Tensor:
     """[lengths[row]] int64: the slots that `row` sees, in order of position; for the twin and for tests."""
-    natural, length = int(paged.natural[row]), int(paged.lengths[row])
-    at = torch.arange(natural, device=paged.flat.device)
-    pages = paged.flat[int(paged.first_page[row]) + at // PAGE_SIZE].long()
-    branch = int(paged.first_branch[row])
-    return torch.cat([pages * PAGE_SIZE + at % PAGE_SIZE, paged.flat[branch : branch + length - natural].long()])
+    lines = torch.stack([paged.natural, paged.lengths, paged.first_page, paged.first_branch])
+    natural, length, first_page, branch = lines[:, row].tolist()
+    flat = paged.flat.cpu().numpy().astype(np.int64)
+    pages = flat[first_page : first_page - (-natural // PAGE_SIZE), None] * PAGE_SIZE + np.arange(PAGE_SIZE)
+    slots = np.concatenate([pages.ravel()[:natural], flat[branch : branch + length - natural]])
+    return torch.from_numpy(slots).to(paged.flat.device)

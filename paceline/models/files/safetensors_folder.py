@@ -69,7 +69,7 @@ class SafetensorsCheckpoint:
             self._config = replace(self._config, tie_word_embeddings=False)
         found = {name: e.shape for name, e in self._entries.items()}
         shapes = found | self._int4_shapes()
-        self._sources = check_complete(transformers_sources(self._config), shapes, self._folder)
+        self._sources = check_complete(transformers_sources(self._config, shapes), shapes, self._folder)
         predicting = Fields(values).whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS)
         check_transformers_layers(self._config, self._entries, self._folder, predicting)
 
@@ -146,7 +146,7 @@ class SafetensorsCheckpoint:
 
     def _has_own_head(self) -> bool:
         """Whether a whole output head is stored that is not the embeddings; transformers uses it, whatever is said."""
-        sources = transformers_sources(self._config)
+        sources = transformers_sources(self._config, self._entries)
         shared = next(source for name, source in sources if name == "model.embed_tokens.weight")
         head, embeddings = self._entries.get("lm_head.weight"), self._entries.get(shared.name)
         if head is None or embeddings is None or head.shape != embeddings.shape:

@@ -33,7 +33,8 @@ def save_model(folder: Path, config: ModelConfig, tensors: Mapping[str, np.ndarr
         CorruptWeights: `tensors` are not those of `config`.
     """
     values = config_values(config)
-    check_complete(transformers_sources(config), {name: one.shape for name, one in tensors.items()}, folder)
+    shapes = {name: one.shape for name, one in tensors.items()}
+    check_complete(transformers_sources(config, shapes), shapes, folder)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"config.json": json.dumps(values, indent=2), CARD: json.dumps(card, indent=2)}
     for name, text in {**texts, **tokenizer.files()}.items():

@@ -4,7 +4,7 @@ Built from the tables of `families.py`. Not for reading bytes (`safetensors_fold
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -86,10 +86,14 @@ class Source:
         return np.concatenate([halves, rest], axis=1).reshape(part.shape)
 
 
-def transformers_sources(config: ModelConfig) -> Iterator[tuple[str, Source]]:
-    """(name, source) of every tensor in the files that transformers writes."""
+def transformers_sources(config: ModelConfig, names: Container[str]) -> Iterator[tuple[str, Source]]:
+    """(name, source) of every tensor in the files that transformers writes; `names` are those of the tensors there,
+    which tell whether experts have gate and up in one."""
     family = family_of(config.model_type)
-    places = _Places(config, family.stacked, family.woven)
+    first = family.layers.format(config.experts.first_k_dense_replace if config.experts else 0)
+    apart = f"{first}.mlp.experts.0.gate_proj.weight" in names
+    stacked = {k: v for k, v in family.stacked.items() if not (apart and k.startswith("mlp.experts."))}
+    places = _Places(config, stacked, family.woven)
     for name, shape in each_tensor(config):
         number, part, kind = _taken_apart(name)
         expert = _EXPERT.fullmatch(part)
@@ -113,9 +117,13 @@ def gguf_sources(config: ModelConfig, has_tensor: Callable[[str], bool]) -> Iter
     """(name, source) of every tensor in a GGUF file; `has_tensor` tells whether the converter stacked tensors."""
     family = family_of(config.model_type)
     names = {**GGUF_PARTS, **family.gguf_names}
-    first = f"blk.{config.attention_layers[0]}."
-    stacked = {k: v for k, v in family.gguf_stacked.items() if k == "ffn_up" or has_tensor(f"{first}{k}.weight")}
-    woven = {k: v for k, v in family.gguf_woven.items() if has_tensor(f"{first}{k}.weight")}
+    kinds = [config.attention_layers[0], *(config.recurrence.layers[:1] if config.recurrence else ())]
+
+    def has(part: str) -> bool:
+        return any(has_tensor(f"blk.{layer}.{part}.weight") for layer in kinds)
+
+    stacked = {k: v for k, v in family.gguf_stacked.items() if k == "ffn_up" or has(k)}
+    woven = {k: v for k, v in family.gguf_woven.items() if has(k)}
     places = _Places(config, stacked, woven)
     for name, shape in each_tensor(config):
         number, part, kind = _taken_apart(name)
@@ -220,7 +228,7 @@ class _Place(NamedTuple):
 
 class _Places:
     """The parts that a file keeps in one tensor, one after another (`stacked`) or in turn (`woven`), which is head by
-    head in attention and row by row elsewhere."""
+    head in attention, key head by key head in gated delta nets, and row by row elsewhere."""
 
     def __init__(
         self, config: ModelConfig, stacked: Mapping[str, tuple[str, ...]],
@@ -232,6 +240,12 @@ class _Places:
         if config.latent:
             heads, own = config.num_attention_heads, config.latent
             rows |= {"k_b_proj": heads * own.qk_nope_head_dim, "v_b_proj": heads * own.v_head_dim}
+        turns_of = {"self_attn": config.num_attention_heads}
+        if config.recurrence:
+            delta, width = config.recurrence, config.recurrence.value_heads * config.recurrence.value_dim
+            keys, turns_of["linear_attn"] = delta.key_heads * delta.key_dim, delta.key_heads
+            rows |= {"in_proj_q": keys, "in_proj_k": keys, "in_proj_v": width, "in_proj_z": width}
+            rows |= {"in_proj_b": delta.value_heads, "in_proj_a": delta.value_heads}
         self._of: dict[str, _Place] = {}
         for theirs, parts in stacked.items():
             sizes = [rows[part.rsplit(".", 1)[1]] for part in parts]
@@ -239,7 +253,7 @@ class _Places:
                 self._of[part] = _Place(theirs, sum(sizes), sum(sizes[:i]))
         for theirs, parts in (woven or {}).items():
             sizes = [rows[part.rsplit(".", 1)[1]] for part in parts]
-            turns = config.num_attention_heads if parts[0].startswith("self_attn") else sizes[0]
+            turns = turns_of.get(parts[0].split(".")[0], sizes[0])
             runs = [size // turns for size in sizes]
             for i, part in enumerate(parts):
                 self._of[part] = _Place(theirs, sum(sizes), sum(runs[:i]), sum(runs), runs[i])

@@ -359,4 +359,4 @@ def recurrent_tensors(recurrence: Recurrence | None) -> tuple[Any, ...]:
     """Names of the tensors that a recurrent layer's two products are stacked from: (first, second)."""
     if recurrence is None or not recurrence.is_delta:
         return ("conv.in_proj",), ("conv.out_proj",)
-    return ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"), ("linear_attn.out_proj",)
+    return tuple(f"linear_attn.in_proj_{part}" for part in "qkvz"), ("linear_attn.out_proj",)

@@ -7,11 +7,13 @@ else is the answer. Not for prompts, which the model's chat template writes.
 
 import json
 import re
+from collections.abc import Sequence
 
 from paceline.models.text.tokenizer import StreamDecoder, Tokenizer
 
-FINAL = "<|channel|>final<|message|>"
-"""The tokens before the answer."""
+_NAMES = _START, _CHANNEL, _MESSAGE, *_ENDS = (
+    "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"
+)  # fmt: skip
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
 _FIRST = re.compile(r"\s*(?:t|to|to=[\w.-]*\s*)?")
 """The first text of an answer while it may be a recipient: the ``<|start|>assistant`` before it is in the prompt."""
@@ -22,13 +24,40 @@ def decoder_of(tokenizer: Tokenizer) -> StreamDecoder:
     return HarmonyDecoder(tokenizer) if tokenizer.speaks_harmony else StreamDecoder(tokenizer)
 
 
+def _is_thought(header: str) -> bool:
+    """Whether a message with that header, in which a tab stands for <|channel|>, is a thought."""
+    return header.rpartition("\t")[2].split(maxsplit=1)[:1] == ["analysis"]
+
+
+def places_of_answer(tokens: Sequence[str], begun: bool) -> list[int] | None:
+    """Which of the `tokens` of an answer are neither headers nor thoughts nor calls; None if none opens a channel.
+
+    Args:
+        begun: the first of them go on with a message that is neither.
+    """
+    if _CHANNEL not in tokens:
+        return None
+    places: list[int] = []
+    is_told, header = begun, None if begun else ""  # an answer may begin with the recipient of a call
+    for place, token in enumerate(tokens):
+        if token in (_START, _CHANNEL):
+            header = (header or "") + "\t" * (token == _CHANNEL)
+        elif header is None:
+            places += [place] * is_told
+            is_told = is_told and token not in _ENDS
+        elif token == _MESSAGE:
+            is_told, header = _RECIPIENT.search(header) is None and not _is_thought(header), None
+        else:
+            header += token
+    return places
+
+
 class HarmonyDecoder(StreamDecoder):
     """Decodes an answer that may be in the harmony format; any other text is decoded as it is."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
-        names = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
-        start, channel, message, *ends = (tokenizer.control_id(name) for name in names)
+        start, channel, message, *ends = map(tokenizer.control_id, _NAMES)
         self._begins, self._channel, self._message, self._ends = {start, channel}, channel, message, set(ends)
         self._header: str | None = None  # the text of a message's header so far, in which a tab stands for <|channel|>
         self._first: str | None = ""  # the first text, while it may belong to a header
@@ -69,10 +98,8 @@ class HarmonyDecoder(StreamDecoder):
 
     def _open(self, header: str) -> str:
         """What comes before the text of a message with that header."""
-        to = _RECIPIENT.search(header)
-        channel = header.rpartition("\t")[2].split(maxsplit=1)
-        before = self._end()
-        if to is None and channel[:1] == ["analysis"]:
+        to, before = _RECIPIENT.search(header), self._end()
+        if to is None and _is_thought(header):
             before += "\n" if self._thinks else "<think>"
             self._thinks = True
             return before

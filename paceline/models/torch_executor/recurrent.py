@@ -60,7 +60,9 @@ class GatedDeltaNet(nn.Module):
         super().__init__()
         hidden, heads, self.sizes = config.hidden_size, recurrence.value_heads, recurrence
         width = heads * recurrence.value_dim
-        self.qkv = nn.Linear(hidden, recurrence.channels, bias=False)
+        keys = recurrence.key_heads * recurrence.key_dim
+        self.delta_query, self.delta_key = (nn.Linear(hidden, keys, bias=False) for _ in range(2))
+        self.delta_value = nn.Linear(hidden, width, bias=False)
         self.z = nn.Linear(hidden, width, bias=False)
         self.beta = nn.Linear(hidden, heads, bias=False)
         self.step = nn.Linear(hidden, heads, bias=False)
@@ -73,7 +75,8 @@ class GatedDeltaNet(nn.Module):
         self._key_heads = [recurrence.key_head_of(head) for head in range(heads)]
 
     def forward(self, x: Tensor, layer: int, step: Any) -> Tensor:
-        inputs = torch.cat([self.qkv(x), self.beta(x), self.step(x)], dim=-1).float()
+        parts = self.delta_query, self.delta_key, self.delta_value, self.beta, self.step
+        inputs = torch.cat([part(x) for part in parts], dim=-1).float()
         mixed = run_steps(step, layer, inputs, self._cell).view(len(x), self.sizes.value_heads, -1)
         scaled = mixed * torch.rsqrt(mixed.pow(2).mean(-1, keepdim=True) + self.eps) * self.norm.weight.float()
         gated = scaled * functional.silu(self.z(x).float().view(scaled.shape))

@@ -101,7 +101,8 @@ def test_greedy_texts_are_plains(target, plain, family, load):
 @pytest.mark.parametrize("family", HEADS)
 def test_seeded_texts_and_trees_are_plains(target, plain, family, tree):
     assert texts(target, {"family": family} | OPTIONS[tree], SEEDED)[0] == plain["seeded"]
-    assert texts(target, {"family": family} | OPTIONS[tree], GREEDY)[0] == plain["greedy"]
+    if tree != "chain":  # a greedy chain is tried above
+        assert texts(target, {"family": family} | OPTIONS[tree], GREEDY)[0] == plain["greedy"]
 
 
 @pytest.mark.parametrize("load", LOADS)

@@ -104,6 +104,25 @@ def test_noise_above_the_precision_withholds_verdicts():
         assert bool(Gate("fast", 1.0).failures([table])) is is_noisy
 
 
+@pytest.mark.parametrize(
+    ("again", "verdict"), [(1.0, "faster"), (1.06, "no difference shown"), (0.95, "no difference shown")]
+)
+def test_no_difference_counts_that_is_smaller_than_plain_decodings_from_itself(again, verdict):
+    """Without a precision too: on such a machine a gain of 4 % may be the same disturbance."""
+    some, file = (
+        arms(3, speedup=1.04, jitter=0.005, drift=0.001),
+        BenchFile(None, {"arms": ["plain", "plain (again)", "fast"]}),
+    )
+    some[1].speedup = again
+    run_bench(some, Plan(cells(12)), file)
+    [table] = tables_of(file.measurements, *bases_of(some))
+    assert table.arms[2].decode.low > 1.02
+    assert table.arms[2].verdict == verdict
+    assert table.differs_from_itself is (again != 1)
+    said = verdict_of(table)
+    assert ("differs from itself by up to" in said, "No gain shown" in said) == 2 * (again != 1,)
+
+
 def drafting(measurements, tokens_per_pass):
     """`measurements` with passes: that of ``fast`` makes so many tokens, and every row costs as much as a pass."""
 

@@ -1,8 +1,8 @@
 """`python -m tests.models.cuda.compile_kernels 80 90`: kernels down to machine code of those GPUs, with no GPU there.
 
 Triton's interpreter forgives what its compiler does not: types that change in a loop, shapes that are no powers of two.
-Every kernel for the first, for others those that differ there: that wait for the kernel before them, or have products
-on tensor cores. Prints a line for each, with the bytes of memory that a block of threads shares.
+Every kernel for the first, for others one of each form that differs there: that wait for the kernel before them, or
+have products on tensor cores. Prints a line for each, with the bytes of memory that a block of threads shares.
 """
 
 import sys
@@ -37,9 +37,11 @@ def kernels(kind: str, bytes_each: int, waits: bool, key_bytes: int = attention.
     data = {name: f"*{kind}" for name in ("query", "keys", "values", "sinks", "x", "weight", "bias", "out")}
     waiting, two = {"WAITS": waits}, {"num_stages": 2}
     places = dict.fromkeys(PLACES, "*i32")
-    many = dict.fromkeys(("query", "keys", "values", "out"), "*fp32")  # 71 heads that share their keys, in float32
-    for is_only, size, width, group, own in ((False, bytes_each, 128, 6, {}), (True, bytes_each, 128, 6, {}),
-                                             (False, 4, 64, 71, many)):  # fmt: skip
+    wide = dict.fromkeys(("query", "keys", "values", "out"), "*fp32")
+    for is_only, size, width, group, own in (
+        (False, bytes_each, 128, 6, {}), (True, bytes_each, 128, 6, {}), (False, 4, 64, 6, wide),
+        (False, bytes_each, 128, 71, {}),  # heads that share their keys: the largest tile
+    ):  # fmt: skip
         queries = attention.queries_of_tile(group)
         block_n, warps = attention.block_keys(width, size, queries, key_bytes)
         yield attention._attend_split, data | SUMS | places | COUNTS | {"scale": "fp32"} | own, waiting | {
@@ -151,16 +153,25 @@ def differs(kernel, constants, capability: int) -> bool:
         attention._attend_split, products._product, blocks._block_product, experts._expert_product,
         experts._expert_block_product,
     )  # fmt: skip
-    in_float32 = constants.get("GROUP") == 71  # without tensor cores, and long to compile
-    return (has_cores or (capability >= 90 and "WAITS" in constants)) and not in_float32
+    is_wide = constants.get("HEAD_DIM") == 64  # in float32, without tensor cores
+    return (has_cores or (capability >= 90 and "WAITS" in constants)) and not is_wide
+
+
+def form(kernel, constants) -> tuple:
+    """What a kernel is apart from the sizes of its tile: one of a form shows how all of it differ on another GPU."""
+    switches = ((name, bool(value)) for name, value in constants.items() if not name.startswith("BLOCK"))
+    return kernel, *sorted(switches)
 
 
 def main(*capabilities: int) -> None:
     for capability in capabilities:
+        made = set()
         is_old = capability < 80  # which have neither bfloat16 nor as much shared memory
         how = ("fp16", 2, False, attention.OLD_KEY_BYTES) if is_old else ("bf16", 2, capability >= 90)
         for kernel, types, constants, options in kernels(*how):
-            if capability == capabilities[0] or differs(kernel, constants, capability):
+            is_new = form(kernel, constants) not in made and differs(kernel, constants, capability)
+            if capability == capabilities[0] or is_new:
+                made.add(form(kernel, constants))
                 compile_kernel(capability, kernel, types, constants, options)
 
 

@@ -6,6 +6,6 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 
 if importlib.util.find_spec("triton"):
-    from .interpreter import keep_language_replaced
+    from .interpreter import keep_what_stays
 
-    keep_language_replaced()
+    keep_what_stays()

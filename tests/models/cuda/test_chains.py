@@ -170,7 +170,7 @@ def slots(pages, count):
 def test_mixtures_draft_chains_and_need_the_kernels_for_graphs(attention):
     if attention == "triton":
         pytest.importorskip("triton")
-    checkpoint = RandomCheckpoint(mixture_config())
+    checkpoint = RandomCheckpoint(mixture_config(num_hidden_layers=1))
     model, reference = CudaModel(checkpoint, "cpu", "float32", attention=attention), TorchModel(checkpoint)
     cache = model.new_cache(7)
     assert model.draft_chains(rows_of(), cache, 3).tokens.tolist() == level_by_level(reference, 3)[0]

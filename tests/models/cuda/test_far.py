@@ -55,15 +55,14 @@ def test_passes_and_chains(family, attention):
     chained = build_rows([Part((2, 0), 0, tokens_of(7), logits="last"), Part((1,), 0, tokens_of(4, 1), logits="last")])
     with far_device():
         both = pair(RandomCheckpoint(FAMILIES[family]), attention=attention)
-        ours, theirs = (model.forward(rows, model.new_cache(16), (1,)) for model in both)
+        caches = [model.new_cache(16) for model in both]
+        ours, theirs = (model.forward(rows, cache, (1,)) for model, cache in zip(both, caches, strict=True))
         close(ours.logits, theirs.logits)
         close(ours.taps[1], theirs.taps[1])
         for draws in (None, draws_of(2)):
             drafts = [model.draft_chains(chained, model.new_cache(3), 3, draws) for model in both]
             assert drafts[0].tokens.tolist() == drafts[1].tokens.tolist()
-        for model in both:
-            cache = model.new_cache(16)
-            model.forward(rows, cache)
+        for cache in caches:
             cache.move([1, 2], [5, 6])
             assert cache.read([5])[0].shape[1] == 1
 

@@ -170,9 +170,11 @@ def more_rows(monkeypatch):
     monkeypatch.setattr(foreseen_module, "FEW_ROWS", 64)
 
 
-@pytest.mark.parametrize("options", [{}, {"occurrence": "earliest"}, {"prompt_lookup_max": 1}])
-@pytest.mark.parametrize("config", [{}, {"prefix_caching": False}, {"max_num_batched_tokens": 16},
-                                    {"kv_cache_memory_bytes": 1 << 19}])  # fmt: skip
+@pytest.mark.parametrize(("config", "options"), [
+    ({}, {}), ({}, {"occurrence": "earliest"}), ({"prefix_caching": False}, {"prompt_lookup_max": 1}),
+    ({"max_num_batched_tokens": 16}, {}), ({"max_num_batched_tokens": 16}, {"prompt_lookup_max": 1}),
+    ({"kv_cache_memory_bytes": 1 << 19}, {"occurrence": "earliest"}),
+])  # fmt: skip
 def test_texts_are_plain_and_steps_with_drafts_are_launched_ahead(plain, options, config):
     found, model, engine = answers(ngram(**options), **config)
     assert found == plain

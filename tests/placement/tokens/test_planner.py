@@ -164,7 +164,7 @@ def test_arrivals_may_say_how_long_requests_are(tmp_path):
         ({"tokens": {"seconds": {str(10**400): {"1": 1}}}}, "as keys"),
         ({"tokens": {"seconds": {"0": {"1": 1}}, "stages": 10**9}}, "for a split of 1"),
         ({"tokens": {"seconds": {"0": {"1": 1}}, "overlap": 0.5}}, "overlap: 0.5 with 1 stages"),
-        ({"tokens": {"seconds": {"0": {"1": 1}}, "seat": 3}}, "did you mean 'seats'"),
+        ({"tokens": {"seconds": {"0": {"1": 1}}, "seat": 3}}, "did you mean seats"),
         ({"kv_bytes": -1}, "kv_bytes"),
     ],
 )
