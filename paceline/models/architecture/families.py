@@ -37,6 +37,7 @@ _LATENT: dict[str, Any] = {
     "names": _LATENT_NAMES, "woven": {"self_attn.kv_b_proj": _KEYS_AND_VALUES},
     "gguf_woven": {"attn_kv_b": _KEYS_AND_VALUES}, "interleaved": True, "latent": True,
 }  # fmt: skip
+_LATENT_HALVES: dict[str, Any] = {**_LATENT, "interleaved": False}
 _ERNIE_KEYS = {
     "n_routed_experts": "moe_num_experts", "num_experts_per_tok": "moe_k", "n_shared_experts": "moe_num_shared_experts",
     "first_k_dense_replace": "moe_layer_start_index",
@@ -172,7 +173,7 @@ FAMILIES: Mapping[str, Family] = {
                **_ONE_OF_EACH, "norm_topk_prob": True, "routed_scaling_factor": 1.8}, **_LATENT),
         Family("minicpm3", "minicpm3", "latent attention whose heads turn in halves; embeddings, residuals and logits "
                "multiplied", defaults={"tie_word_embeddings": True}, parts=parts.minicpm3,
-               gguf_parts=parts.minicpm3_gguf, **_LATENT | {"interleaved": False}),
+               gguf_parts=parts.minicpm3_gguf, **_LATENT_HALVES),
         Family("seed_oss", "seed_oss", "biases on queries, keys and values",
                defaults={"attention_bias": True, "head_dim": 128},
                gguf_names={"post_attention_layernorm": "post_attention_norm"}, parts=parts.seed_oss),
