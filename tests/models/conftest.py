@@ -64,9 +64,6 @@ def _configs():
         "qwen3_vl_text": t.Qwen3VLConfig(
             text_config=SIZES | {"head_dim": 16, "rope_parameters": MROPE},
             vision_config={"depth": 1, "out_hidden_size": 64, "deepstack_visual_indexes": [0]} | VISION),
-        "qwen3_vl_moe_text": t.Qwen3VLMoeConfig(
-            text_config=SIZES | EXPERTS | {"head_dim": 16, "rope_parameters": MROPE, "moe_intermediate_size": 96},
-            vision_config={"depth": 1, "out_hidden_size": 64, "deepstack_visual_indexes": [0]} | VISION),
         "qwen2_moe": t.Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=64),
         "qwen3_moe": t.Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=16, norm_topk_prob=True),
         "mixtral": t.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, **WINDOW),
@@ -97,32 +94,6 @@ def _configs():
             rope_parameters=LLAMA3),
         "glm": t.GlmConfig(**SIZES, head_dim=16, **ENDS),
         "glm4": t.Glm4Config(**SIZES, head_dim=16, **ENDS),
-        "glm4_moe": t.Glm4MoeConfig(**SIZES | DENSE_FIRST, **ROUTED, **ENDS, attention_bias=True),
-        "glm4_moe-large": t.Glm4MoeConfig(
-            **SIZES | DENSE_FIRST | ROUTED | GROUPED | {"num_hidden_layers": 3}, **ENDS, first_k_dense_replace=2,
-            n_shared_experts=2, use_qk_norm=True, num_mtp_layers=0),
-        "dots1": t.Dots1Config(
-            **SIZES | DENSE_FIRST | ROUTED, **ENDS, first_k_dense_replace=1, n_shared_experts=2, sliding_window=None),
-        "dots1-grouped": t.Dots1Config(
-            **SIZES | DENSE_FIRST | ROUTED | GROUPED | {"norm_topk_prob": False}, **ENDS, **WINDOW, n_shared_experts=1,
-            max_window_layers=1),
-        "deepseek_v2": t.DeepseekV2Config(
-            **HEADS | LATENT | GROUPED, **ENDS, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1,
-            topk_method="group_limited_greedy", q_lora_rank=None, first_k_dense_replace=1,
-            routed_scaling_factor=0.75, rms_norm_eps=1e-3,
-            rope_parameters=YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}),
-        "deepseek_v2-greedy": t.DeepseekV2Config(
-            **HEADS | LATENT, **ENDS, n_routed_experts=8, num_experts_per_tok=3, q_lora_rank=32,
-            first_k_dense_replace=1),
-        "deepseek_v3": t.DeepseekV3Config(
-            **HEADS | LATENT | ROUTED | GROUPED, **ENDS, q_lora_rank=32, first_k_dense_replace=1,
-            rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
-        "glm4_moe_lite": t.Glm4MoeLiteConfig(
-            **HEADS | LATENT | ROUTED | {"v_head_dim": 64}, **ENDS, q_lora_rank=64),
-        "minicpm3": t.MiniCPM3Config(
-            **HEADS | {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16}, **ENDS),
-        "ernie4_5_moe": t.Ernie4_5_MoeConfig(
-            **SIZES | DENSE_FIRST, **ENDS, moe_num_experts=6, moe_k=3, moe_num_shared_experts=2),
         "seed_oss": t.SeedOssConfig(**SIZES, head_dim=16),
         "ernie4_5": t.Ernie4_5Config(**SIZES, head_dim=16),
         "starcoder2": t.Starcoder2Config(**SIZES, **WINDOW, **ENDS),
@@ -140,6 +111,35 @@ def _configs():
             residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
         "gpt2": t.GPT2Config(
             vocab_size=VOCAB, n_embd=64, n_head=4, n_layer=2, n_positions=64, bos_token_id=1, eos_token_id=2),
+        "qwen3_vl_moe_text": t.Qwen3VLMoeConfig(
+            text_config=SIZES | EXPERTS | {"head_dim": 16, "rope_parameters": MROPE, "moe_intermediate_size": 96},
+            vision_config={"depth": 1, "out_hidden_size": 64, "deepstack_visual_indexes": [0]} | VISION),
+        "glm4_moe": t.Glm4MoeConfig(**SIZES | DENSE_FIRST, **ROUTED, **ENDS, attention_bias=True),
+        "glm4_moe-large": t.Glm4MoeConfig(
+            **SIZES | DENSE_FIRST | ROUTED | GROUPED | {"num_hidden_layers": 3}, **ENDS, first_k_dense_replace=2,
+            n_shared_experts=2, use_qk_norm=True, num_mtp_layers=0),
+        "dots1": t.Dots1Config(
+            **SIZES | DENSE_FIRST | ROUTED, **ENDS, first_k_dense_replace=1, n_shared_experts=2, sliding_window=None),
+        "dots1-grouped": t.Dots1Config(
+            **SIZES | DENSE_FIRST | ROUTED | GROUPED | {"norm_topk_prob": False, "routed_scaling_factor": 0.75}, **ENDS,
+            **WINDOW, n_shared_experts=1, max_window_layers=1),
+        "deepseek_v2": t.DeepseekV2Config(
+            **HEADS | LATENT | GROUPED, **ENDS, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1,
+            topk_method="group_limited_greedy", q_lora_rank=None, first_k_dense_replace=1,
+            routed_scaling_factor=0.75, rms_norm_eps=1e-3,
+            rope_parameters=YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}),
+        "deepseek_v2-greedy": t.DeepseekV2Config(
+            **HEADS | LATENT, **ENDS, n_routed_experts=8, num_experts_per_tok=3, q_lora_rank=32,
+            first_k_dense_replace=1),
+        "deepseek_v3": t.DeepseekV3Config(
+            **HEADS | LATENT | ROUTED | GROUPED, **ENDS, q_lora_rank=32, first_k_dense_replace=1,
+            rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}),
+        "glm4_moe_lite": t.Glm4MoeLiteConfig(
+            **HEADS | LATENT | ROUTED | {"v_head_dim": 64}, **ENDS, q_lora_rank=64),
+        "minicpm3": t.MiniCPM3Config(
+            **HEADS | {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16}, **ENDS),
+        "ernie4_5_moe": t.Ernie4_5_MoeConfig(
+            **SIZES | DENSE_FIRST, **ENDS, moe_num_experts=6, moe_k=3, moe_num_shared_experts=2),
     }  # fmt: skip
 
 
