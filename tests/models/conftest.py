@@ -77,9 +77,6 @@ def _configs():
         "qwen3_vl_text": t.Qwen3VLConfig(
             text_config=SIZES | {"head_dim": 16, "rope_parameters": MROPE},
             vision_config={"depth": 1, "out_hidden_size": 64, "deepstack_visual_indexes": [0]} | VISION),
-        "qwen3_vl_moe_text": t.Qwen3VLMoeConfig(
-            text_config=SIZES | EXPERTS | {"head_dim": 16, "rope_parameters": MROPE, "moe_intermediate_size": 96},
-            vision_config={"depth": 1, "out_hidden_size": 64, "deepstack_visual_indexes": [0]} | VISION),
         "qwen2_moe": t.Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=64),
         "qwen3_moe": t.Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=16, norm_topk_prob=True),
         "mixtral": t.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, **WINDOW),
@@ -110,6 +107,26 @@ def _configs():
             rope_parameters=LLAMA3),
         "glm": t.GlmConfig(**SIZES, head_dim=16, **ENDS),
         "glm4": t.Glm4Config(**SIZES, head_dim=16, **ENDS),
+        "seed_oss": t.SeedOssConfig(**SIZES, head_dim=16),
+        "ernie4_5": t.Ernie4_5Config(**SIZES, head_dim=16),
+        "starcoder2": t.Starcoder2Config(**SIZES, **WINDOW, **ENDS),
+        "starcoder2-usual": t.Starcoder2Config(**SIZES, **ENDS),
+        "cohere": t.CohereConfig(**SIZES, logit_scale=0.4, **ENDS),
+        "cohere2": t.Cohere2Config(**SIZES | many, **WINDOW, logit_scale=0.4, **ENDS),
+        "gpt_neox": t.GPTNeoXConfig(**NEOX),
+        "gpt_neox-serial": t.GPTNeoXConfig(**NEOX, use_parallel_residual=False, attention_bias=False),
+        "stablelm": t.StableLmConfig(**SIZES | {"hidden_size": 128}, use_qkv_bias=True),
+        "granite": t.GraniteConfig(
+            **SIZES, embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
+        "granitemoehybrid": t.GraniteMoeHybridConfig(
+            **SIZES, shared_intermediate_size=96, num_local_experts=0, num_experts_per_tok=0,
+            position_embedding_type="rope", layer_types=["full_attention"] * 2, embedding_multiplier=3.0,
+            residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
+        "gpt2": t.GPT2Config(
+            vocab_size=VOCAB, n_embd=64, n_head=4, n_layer=2, n_positions=64, bos_token_id=1, eos_token_id=2),
+        "qwen3_vl_moe_text": t.Qwen3VLMoeConfig(
+            text_config=SIZES | EXPERTS | {"head_dim": 16, "rope_parameters": MROPE, "moe_intermediate_size": 96},
+            vision_config={"depth": 1, "out_hidden_size": 64, "deepstack_visual_indexes": [0]} | VISION),
         "glm4_moe": t.Glm4MoeConfig(**SIZES | DENSE_FIRST, **ROUTED, **ENDS, attention_bias=True),
         "glm4_moe-large": t.Glm4MoeConfig(
             **SIZES | DENSE_FIRST | ROUTED | GROUPED | {"num_hidden_layers": 3}, **ENDS, first_k_dense_replace=2,
@@ -117,8 +134,8 @@ def _configs():
         "dots1": t.Dots1Config(
             **SIZES | DENSE_FIRST | ROUTED, **ENDS, first_k_dense_replace=1, n_shared_experts=2, sliding_window=None),
         "dots1-grouped": t.Dots1Config(
-            **SIZES | DENSE_FIRST | ROUTED | GROUPED | {"norm_topk_prob": False}, **ENDS, **WINDOW, n_shared_experts=1,
-            max_window_layers=1),
+            **SIZES | DENSE_FIRST | ROUTED | GROUPED | {"norm_topk_prob": False, "routed_scaling_factor": 0.75}, **ENDS,
+            **WINDOW, n_shared_experts=1, max_window_layers=1),
         "deepseek_v2": t.DeepseekV2Config(
             **HEADS | LATENT | GROUPED, **ENDS, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1,
             topk_method="group_limited_greedy", q_lora_rank=None, first_k_dense_replace=1,
@@ -136,21 +153,6 @@ def _configs():
             **HEADS | {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16}, **ENDS),
         "ernie4_5_moe": t.Ernie4_5_MoeConfig(
             **SIZES | DENSE_FIRST, **ENDS, moe_num_experts=6, moe_k=3, moe_num_shared_experts=2),
-        "seed_oss": t.SeedOssConfig(**SIZES, head_dim=16),
-        "ernie4_5": t.Ernie4_5Config(**SIZES, head_dim=16),
-        "starcoder2": t.Starcoder2Config(**SIZES, **WINDOW, **ENDS),
-        "starcoder2-usual": t.Starcoder2Config(**SIZES, **ENDS),
-        "cohere": t.CohereConfig(**SIZES, logit_scale=0.4, **ENDS),
-        "cohere2": t.Cohere2Config(**SIZES | many, **WINDOW, logit_scale=0.4, **ENDS),
-        "gpt_neox": t.GPTNeoXConfig(**NEOX),
-        "gpt_neox-serial": t.GPTNeoXConfig(**NEOX, use_parallel_residual=False, attention_bias=False),
-        "stablelm": t.StableLmConfig(**SIZES | {"hidden_size": 128}, use_qkv_bias=True),
-        "granite": t.GraniteConfig(
-            **SIZES, embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
-        "granitemoehybrid": t.GraniteMoeHybridConfig(
-            **SIZES, shared_intermediate_size=96, num_local_experts=0, num_experts_per_tok=0,
-            position_embedding_type="rope", layer_types=["full_attention"] * 2, embedding_multiplier=3.0,
-            residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
         "lfm2": t.Lfm2Config(
             **SIZES | {"num_hidden_layers": 5, "intermediate_size": 96}, block_auto_adjust_ff_dim=False,
             layer_types=["conv", "full_attention", "conv", "conv", "full_attention"], **ENDS),
@@ -173,8 +175,6 @@ def _configs():
             text_config=SIZES | DELTA | {"linear_num_value_heads": 2, "rope_parameters": MROPE | {
                 "partial_rotary_factor": 0.5}, "layer_types": ["linear_attention", "full_attention"]},
             vision_config={"depth": 1, "out_hidden_size": 64} | VISION),
-        "gpt2": t.GPT2Config(
-            vocab_size=VOCAB, n_embd=64, n_head=4, n_layer=2, n_positions=64, bos_token_id=1, eos_token_id=2),
         "gemma4_text": t.Gemma4TextConfig(
             **GEMMA4 | {"num_hidden_layers": 8, "layer_types": GEMMA4["layer_types"] * 2},
             num_kv_shared_layers=4, use_double_wide_mlp=True,

@@ -56,7 +56,7 @@ _LATENT: dict[str, Any] = {
     "names": _LATENT_NAMES, "woven": {"self_attn.kv_b_proj": _KEYS_AND_VALUES},
     "gguf_woven": {"attn_kv_b": _KEYS_AND_VALUES}, "interleaved": True, "latent": True,
 }  # fmt: skip
-_LATENT_HALVES: dict[str, Any] = _LATENT | {"interleaved": False}
+_LATENT_HALVES: dict[str, Any] = {**_LATENT, "interleaved": False}
 _ERNIE_KEYS = {
     "n_routed_experts": "moe_num_experts", "num_experts_per_tok": "moe_k", "n_shared_experts": "moe_num_shared_experts",
     "first_k_dense_replace": "moe_layer_start_index",
