@@ -23,7 +23,7 @@ from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.loaded import LoadedModel
 from paceline.models.processors import check_threads
 from paceline.models.resolve import resolve_model
-from paceline.models.state_book import HoldsStates
+from paceline.models.state_book import MOST_DRAFTED, HoldsStates
 from paceline.sampling import resolve
 from paceline.scheduling.config import SchedulerConfig
 from paceline.scheduling.pages import PagePool
@@ -158,6 +158,9 @@ def build_engine(
     num_pages, limit = cache_capacity(loaded.model, config)
     with allocating(config, loaded.model):
         cache = loaded.model.new_cache(num_pages)
+    if isinstance(cache, HoldsStates) and (spec.num_draft_tokens or 0) > MOST_DRAFTED:
+        problem = f"a model with recurrent layers can take back {MOST_DRAFTED} tokens, not {spec.num_draft_tokens}"
+        raise InvalidParameter("num_draft_tokens", problem, f"give at most {MOST_DRAFTED}")
     config, can_resume = _with_states(cache, config, loaded.model)
     pool = PagePool(num_pages, PAGE_SIZE, can_resume)
     profile = find_profile(loaded, config)

@@ -203,3 +203,17 @@ def test_executors_without_recurrent_layers_refuse_them(make_engine, how):
 def test_a_draft_that_reads_a_window_of_keys_is_refused(make_engine):
     with pytest.raises(InvalidParameter, match="recurrent"):
         make_engine({"method": "sparse_cache"})
+
+
+def test_drafts_that_are_too_long_to_be_taken_back_are_refused(make_engine):
+    with pytest.raises(InvalidParameter, match="num_draft_tokens: a model with recurrent layers"):
+        make_engine(SUFFIX | {"num_draft_tokens": 65})
+
+
+def test_requests_that_save_states_in_the_same_pass_lose_none(make_engine, monkeypatch):
+    """Many equal texts, which come to the ends of their pages together."""
+    engine = make_engine(SUFFIX, None)
+    monkeypatch.setattr(engine, "_start_over", lambda inside, error: pytest.fail(str(error)))
+    asked = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    outputs = run_all(engine, ["the cat sat on the mat. the cat sat on"] * 30, asked)
+    assert len({tuple(output.token_ids) for output in outputs}) == 1
