@@ -54,11 +54,6 @@ def num_states(config: EngineConfig, model: CausalLM, state_bytes: int) -> int:
     return max(LEAST_STATES, min(wanted, room))
 
 
-def most_with_states(states: int) -> int:
-    """Requests that can run with so many states: a pass reads one of each, and writes another."""
-    return max(1, (states - 2) // 2)
-
-
 @contextmanager
 def allocating(config: EngineConfig, model: CausalLM) -> Iterator[None]:
     """Turn a failed allocation for `model` within the context into InvalidParameter with the field that sizes the KV

@@ -80,6 +80,11 @@ def only_time(cache: KVCache) -> KVCache:
     return cache
 
 
+def most_texts(num_states: int) -> int:
+    """Texts that can be in one pass with so many states: it reads one of each, and saves another."""
+    return max(1, (num_states - 2) // 2)
+
+
 class StateBook:
     """The states and inputs that a cache keeps, by slot.
 

@@ -217,3 +217,14 @@ def test_requests_that_save_states_in_the_same_pass_lose_none(make_engine, monke
     asked = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
     outputs = run_all(engine, ["the cat sat on the mat. the cat sat on"] * 30, asked)
     assert len({tuple(output.token_ids) for output in outputs}) == 1
+
+
+@pytest.mark.parametrize(("size", "rows"), [(12, 8), (120, 16)])
+def test_a_draft_model_with_few_states_drafts_for_many_requests(make_engine, size, rows):
+    """More texts than it has states for, and long ones that are read in many passes, before it drafts for the first."""
+    count = 40 if size < 100 else 12
+    engine = make_engine(DRAFTS["chain"], 1 << 24, max_num_seqs=64)
+    engine.drafter.runner._max_prefill = rows
+    prompts = np.random.default_rng(0).integers(0, 128, (count, size)).tolist()
+    outputs = run_all(engine, prompts, SamplingParams(temperature=0, max_tokens=10, ignore_eos=True))
+    assert all(output.stats.num_draft_tokens >= 9 for output in outputs)
