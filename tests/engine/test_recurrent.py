@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine import build, memory
+from paceline.engine import build, memory, pass_costs
 from paceline.errors import DrafterWarning, InvalidParameter, UnsupportedModel
+from paceline.evaluation import tune
 from paceline.models.architecture.recurrence import Recurrence
 from paceline.models.base import PAGE_SIZE
 from paceline.models.loaded import LoadedModel
@@ -20,6 +21,7 @@ from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.resolve import ModelSource
 from paceline.models.state_book import StateLost
 from paceline.models.torch_executor import TorchModel
+from paceline.speculation import CostProfile
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, run_all
 from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
@@ -228,3 +230,17 @@ def test_a_draft_model_with_few_states_drafts_for_many_requests(make_engine, siz
     prompts = np.random.default_rng(0).integers(0, 128, (count, size)).tolist()
     outputs = run_all(engine, prompts, SamplingParams(temperature=0, max_tokens=10, ignore_eos=True))
     assert all(output.stats.num_draft_tokens >= 9 for output in outputs)
+
+
+def test_costs_are_measured_in_caches_with_room_for_states(make_engine, monkeypatch):
+    monkeypatch.setattr(pass_costs, "_EACH", 0.0)
+    monkeypatch.setattr(tune, "OVERHEAD_CACHE", 1)
+    loaded, config = LoadedModel(make_engine.source, make_engine.models[0]), EngineConfig(profile="none")
+    costs = pass_costs.pass_costs(make_engine(), loaded, config)
+    assert max(costs["prefill_seconds"][0]) == 256
+    assert tune.measure_overhead(loaded, config, CostProfile({1: 1e-9})) > 0
+
+
+def test_a_cache_without_room_for_keys_says_what_the_states_take(make_engine):
+    with pytest.raises(InvalidParameter, match=r"hold 0 tokens besides \d+ bytes of states, not the 16 of a request"):
+        make_engine(room=8000)
