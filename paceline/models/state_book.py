@@ -128,7 +128,8 @@ class StateBook:
         In a chain, the rows before the first whose logits are asked for are committed text: nothing goes on from them.
 
         Args:
-            whole: whether all layers run. If not, nothing is saved for rows before those of the pass.
+            whole: whether all layers run. If not, the rows are a draft and no state is saved: it would lack layers, or
+                be given up for a text's own.
 
         Raises:
             StateLost: the states before a row are no longer kept, or there are more segments than states.
@@ -187,7 +188,7 @@ class StateBook:
                 where there are more.
         """
         anchor = max(asked, segment.end - _MOST_KEPT) if segment.is_chain else segment.first
-        page_end = segment.last_page_end(anchor) if len(segment.rows) >= PAGE_SIZE else -1
+        page_end = segment.last_page_end(anchor) if whole and len(segment.rows) >= PAGE_SIZE else -1
         steps: list[Step] = []
         paths: dict[int, list[Step]] = {}
         """By row the steps to the state after it; of chains only to the latest."""
@@ -200,7 +201,7 @@ class StateBook:
             else:
                 path = self._repeated(segment.before[row], whole, left, steps)
             if row == segment.first:
-                anchor_saves = len(path) + anchor - row > _MOST_REPEATED
+                anchor_saves = whole and len(path) + anchor - row > _MOST_REPEATED
             saves = (row == anchor and anchor_saves) or (row == page_end and self._states.num_unused > left)
             is_kept = not saves and (row >= anchor or not anchor_saves)
             kept = self._inputs.take(segment.slots[row]) if is_kept else -1
