@@ -11,8 +11,11 @@ import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine import build, memory, pass_costs
+from paceline.engine.llm import LLM
 from paceline.errors import DrafterWarning, InvalidParameter, UnsupportedModel
 from paceline.evaluation import tune
+from paceline.evaluation.advise.candidates import Wanted, check_replayable
+from paceline.evaluation.layer_search import search_skipped_layers
 from paceline.models.architecture.recurrence import Recurrence
 from paceline.models.base import PAGE_SIZE
 from paceline.models.loaded import LoadedModel
@@ -265,3 +268,16 @@ def test_costs_are_measured_in_caches_with_room_for_states(make_engine, monkeypa
 def test_a_cache_without_room_for_keys_says_what_the_states_take(make_engine):
     with pytest.raises(InvalidParameter, match=r"hold 0 tokens besides \d+ bytes of states, not the 16 of a request"):
         make_engine(room=8000)
+
+
+def test_layers_are_not_searched_where_states_are_kept_of_few_tokens(make_engine):
+    with pytest.raises(UnsupportedModel, match=r"layers: .* recurrent layers .*; compare some with paceline bench"):
+        search_skipped_layers(make_engine.models[0], [[1, 2, 3]])
+
+
+def test_drafts_that_continue_from_the_text_s_states_are_not_replayed(make_engine):
+    loaded = LoadedModel(make_engine.source, make_engine.models[0])
+    llm = LLM.from_loaded(loaded, EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none"))
+    check_replayable(llm, [Wanted("suffix", 4, SUFFIX)])
+    with pytest.raises(InvalidParameter, match=r"'layer_skip' continues from states .*; measure it"):
+        check_replayable(llm, [Wanted("layer_skip", 4, DRAFTS["layer_skip"])])
