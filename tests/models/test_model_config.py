@@ -409,3 +409,12 @@ def test_what_a_mixture_leaves_unsaid_is_what_transformers_takes_it_for():
 def test_mixtures_that_cannot_be_run_are_refused(change, named):
     with pytest.raises(UnsupportedModel, match=named):
         ModelConfig.from_hf(MIXTURE | change)
+
+
+def test_biases_of_gated_attention_are_refused():
+    """Those of the gates would be left out."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 4}
+    values = sizes | {"model_type": "qwen3_5_text", "vocab_size": 131, "max_position_embeddings": 64}
+    assert ModelConfig.from_hf(values).attention_gate
+    with pytest.raises(UnsupportedModel, match="attention_bias: True is not implemented"):
+        ModelConfig.from_hf(values | {"attention_bias": True})

@@ -198,6 +198,7 @@ def lfm2_gguf(fields: Fields) -> dict[str, Any]:
 
 def qwen3_5(fields: Fields) -> dict[str, Any]:
     """Qwen3.5: gated delta nets where ``layer_types`` says so, or in all layers but every fourth; gated attention."""
+    fields.expect("attention_bias", False)
     layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
     kinds = fields.list("layer_types", str, MOST_LAYERS)
     if not kinds:
