@@ -97,9 +97,15 @@ class DraftPages:
         kept = self._kept.pop(request_id, None) or self._found(token_ids, salt)
         self._kept[request_id] = kept
         same = min(common_prefix(kept.tokens, token_ids), len(token_ids) - 1)
-        if same < len(kept.tokens) or kept.row_tokens:
+        if same < len(kept.tokens) or kept.row_tokens or self._states is not None:
             self.truncate(kept, same)
         return kept
+
+    def use(self, request_ids: Iterable[str]) -> None:
+        """Count a use of the states of these requests."""
+        if self._states is not None:
+            for kept in map(self._kept.__getitem__, request_ids):
+                self._can_follow(kept, len(kept.tokens), self._states)
 
     def extend(self, kept: Kept, num_tokens: int, victims: Iterable[str]) -> bool:
         """Allocate pages for `num_tokens` tokens in all, evicting `victims` in order if needed; False if too few."""
@@ -173,9 +179,12 @@ class DraftPages:
         assert self._states is not None
         return self._states.can_resume(slot_of([page], PAGE_SIZE - 1))
 
+    def _can_follow(self, kept: Kept, length: int, states: HoldsStates) -> bool:
+        return states.can_follow(slot_of(kept.pages, at) for at in range(length - 1, -1, -1))
+
     def _last_state(self, kept: Kept, length: int, states: HoldsStates) -> int:
         """The most tokens, `length` or whole pages below it, after which the text can go on."""
-        if states.can_follow(slot_of(kept.pages, at) for at in range(length - 1, -1, -1)):
+        if self._can_follow(kept, length, states):
             return length
         whole = range(length // PAGE_SIZE, 0, -1)
         return next((pages * PAGE_SIZE for pages in whole if self._can_resume(kept.pages[pages - 1])), 0)

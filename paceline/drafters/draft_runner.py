@@ -23,7 +23,7 @@ from paceline.models.chains import ChainDraft, DraftsChains, Draws
 from paceline.models.feedback import has_memory
 from paceline.models.loaded import LoadedModel
 from paceline.models.rows import Logits, Part, build_rows, compaction
-from paceline.models.state_book import HoldsStates, StateLost
+from paceline.models.state_book import HoldsStates, StateLost, most_texts
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT
 from paceline.sampling.warp import NothingAllowed
@@ -58,6 +58,7 @@ class DraftRunner:
         states = self.cache if isinstance(self.cache, HoldsStates) else None
         if states is not None:
             states.hold(_STATES)
+        self._most_texts = None if states is None else most_texts(_STATES)
         self.pages = DraftPages(num_pages, states)
         self._max_prefill = max_prefill_rows
         self._limit = model.config.max_position_embeddings
@@ -74,8 +75,8 @@ class DraftRunner:
 
     def admit(self, growths: Sequence[Growth]) -> Sequence[Growth]:
         """The leading ones of `growths` that fit into the cache together, at least one, with long prompts prefilled."""
-        ids = [growth.context.request_id for growth in growths]
-        return growths[: self.pages.seat(ids, lambda place, victims: self._seat(growths[place], victims))]
+        ids = [growth.context.request_id for growth in growths[: self._most_texts]]
+        return growths[: self.pages.seat(ids, lambda place, victims: self._seat(growths[place], victims, ids[:place]))]
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
         """Run one pass: for each admitted growth the logits [len(nodes), vocab] after its `nodes`, valid until the
@@ -121,13 +122,17 @@ class DraftRunner:
         kept = self.pages[request_id]
         return list(kept.tokens), [slot_of(kept.pages, i) for i in range(len(kept.tokens))]
 
-    def _seat(self, growth: Growth, victims: Sequence[str]) -> bool:
-        """Allocate pages for the request's text and tree, and prefill all but the end of a long text; False if full."""
+    def _seat(self, growth: Growth, victims: Sequence[str], seated: Sequence[str]) -> bool:
+        """Allocate pages for the request's text and tree, and prefill all but the end of a long text; False if full.
+
+        The requests that are `seated` keep their states.
+        """
         token_ids = growth.context.token_ids
         kept = self.pages.recall(growth.context.request_id, token_ids, growth.context.salt)
         if not self.pages.extend(kept, len(token_ids) + growth.max_rows + len(self._guess(growth)), victims):
             return False
         while len(token_ids) - len(kept.tokens) > self._max_prefill:
+            self.pages.use(seated)
             self._forward([self._committed_part(kept, token_ids, "none")])
             self.pages.share(kept)
         return True

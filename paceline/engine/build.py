@@ -11,7 +11,7 @@ from paceline.drafters.registry import make_drafter
 from paceline.drafters.services import DraftServices
 from paceline.engine.engine import Engine
 from paceline.engine.guarded_policy import GuardedPolicy
-from paceline.engine.memory import allocating, cache_capacity, most_with_states, num_states
+from paceline.engine.memory import allocating, cache_capacity, num_states
 from paceline.engine.profiles import find_profile
 from paceline.engine.quick_profile import quick_profile
 from paceline.engine.speculation import Speculation
@@ -23,7 +23,7 @@ from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.loaded import LoadedModel
 from paceline.models.processors import check_threads
 from paceline.models.resolve import resolve_model
-from paceline.models.state_book import HoldsStates
+from paceline.models.state_book import MOST_DRAFTED, HoldsStates, most_texts
 from paceline.sampling import resolve
 from paceline.scheduling.config import SchedulerConfig
 from paceline.scheduling.pages import PagePool
@@ -158,6 +158,9 @@ def build_engine(
     num_pages, limit = cache_capacity(loaded.model, config)
     with allocating(config, loaded.model):
         cache = loaded.model.new_cache(num_pages)
+    if isinstance(cache, HoldsStates) and (spec.num_draft_tokens or 0) > MOST_DRAFTED:
+        problem = f"a model with recurrent layers can take back {MOST_DRAFTED} tokens, not {spec.num_draft_tokens}"
+        raise InvalidParameter("num_draft_tokens", problem, f"give at most {MOST_DRAFTED}")
     config, can_resume = _with_states(cache, config, loaded.model)
     pool = PagePool(num_pages, PAGE_SIZE, can_resume)
     profile = find_profile(loaded, config)
@@ -187,7 +190,7 @@ def _with_states(
         return config, None
     states, count = cache, num_states(config, model, cache.state_bytes)
     states.hold(count)
-    fewer = replace(config, max_num_seqs=min(config.max_num_seqs, most_with_states(count)))
+    fewer = replace(config, max_num_seqs=min(config.max_num_seqs, most_texts(count)))
     return fewer, lambda page: states.can_resume(page * PAGE_SIZE + PAGE_SIZE - 1)
 
 

@@ -41,7 +41,9 @@ def cache_capacity(model: CausalLM, config: EngineConfig) -> tuple[int, int]:
         problem = f"{wanted} tokens are more than the model's {limit}"
         raise InvalidParameter("max_model_len", problem, "lower it or leave it out")
     if pages * PAGE_SIZE < max(wanted, PAGE_SIZE):
-        problem = f"{room_bytes} bytes hold {pages * PAGE_SIZE} tokens, not the {max(wanted, PAGE_SIZE)} of a request"
+        beside = f" besides {states_bytes} bytes of states" if states_bytes else ""
+        held, needed = pages * PAGE_SIZE, max(wanted, PAGE_SIZE)
+        problem = f"{room_bytes} bytes hold {held} tokens{beside}, not the {needed} of a request"
         raise InvalidParameter(_field(config), problem, "raise it or lower max_model_len" if pages else "raise it")
     return pages, wanted
 
@@ -54,9 +56,13 @@ def num_states(config: EngineConfig, model: CausalLM, state_bytes: int) -> int:
     return max(LEAST_STATES, min(wanted, room))
 
 
-def most_with_states(states: int) -> int:
-    """Requests that can run with so many states: a pass reads one of each, and writes another."""
-    return max(1, (states - 2) // 2)
+def bytes_for(model: CausalLM, pages: int, requests: int) -> int:
+    """`kv_cache_memory_bytes` of an engine that holds so many pages, and the states of so many requests."""
+    one_page = model.new_cache(1)
+    keys = pages * one_page.num_bytes
+    if not isinstance(one_page, HoldsStates):
+        return keys
+    return 2 * max(keys, max(LEAST_STATES, 2 * requests + 2) * one_page.state_bytes)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import numpy as np
 from paceline.config import EngineConfig
 from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
+from paceline.engine.memory import bytes_for
 from paceline.engine.profiles import find_profile
 from paceline.errors import EngineDead
 from paceline.models.base import PAGE_SIZE, pages_for
@@ -89,7 +90,7 @@ class _Trial:
                 prefix_caching=False,
                 max_model_len=None,
                 memory_fraction=None,
-                kv_cache_memory_bytes=pages * loaded.model.new_cache(1).num_bytes,
+                kv_cache_memory_bytes=bytes_for(loaded.model, pages, self._requests[-1]),
             ),
             None,
         )

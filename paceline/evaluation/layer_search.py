@@ -18,7 +18,6 @@ from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.base import PAGE_SIZE, CausalLM, SkipsLayers, pages_for
 from paceline.models.overlay import Overlay, overlay_rows
 from paceline.models.rows import Part, build_rows
-from paceline.models.state_book import only_time
 from paceline.theory.acceptance import expected_tokens
 from paceline.theory.speedup import measured_speedup
 from paceline.types import Progress
@@ -115,7 +114,7 @@ def measure_costs(model: CausalLM, context: int = 128, repeats: int = 5) -> Pass
     """Seconds of passes of `model` after `context` tokens, each the minimum of `repeats`."""
     assert isinstance(model, SkipsLayers)
     pages = list(range(pages_for(context + MOST_DRAFTED + 1)))
-    cache, one = only_time(model.new_cache(len(pages))), model.with_layers([0])
+    cache, one = model.new_cache(len(pages)), model.with_layers([0])
 
     def seconds(runner: CausalLM, num_rows: int) -> float:
         rows = build_rows([Part(pages, context, [0] * num_rows)])
@@ -143,7 +142,7 @@ def search_skipped_layers(
         progress: called with (sets tried, largest number of sets).
 
     Raises:
-        UnsupportedModel: the executor cannot leave layers out.
+        UnsupportedModel: the executor cannot leave layers out, or the model has recurrent layers.
         InvalidParameter: no text has two tokens, or one is longer than the model's context.
     """
     num_layers, usable = model.config.num_hidden_layers, _usable(model, texts)
@@ -177,6 +176,9 @@ def _usable(model: CausalLM, texts: Sequence[Sequence[int]]) -> list[Sequence[in
     """The texts of two or more tokens. Raises as `search_skipped_layers`."""
     if not isinstance(model, SkipsLayers):
         raise UnsupportedModel("layers: this executor runs whole models only; use the numba or torch executor")
+    if model.config.recurrence:
+        problem = "sets of layers are compared at every token, and states of recurrent layers are kept of few"
+        raise UnsupportedModel(f"layers: {problem}; compare some with paceline bench")
     usable, limit = [text for text in texts if len(text) > 1], model.config.max_position_embeddings
     if not usable or max(map(len, usable)) > limit:
         raise InvalidParameter("texts", f"need 2 to {limit} tokens each", "give longer texts, or cut them")

@@ -10,6 +10,7 @@ import numpy as np
 from paceline.config import EngineConfig
 from paceline.engine.build import build_engine, silent
 from paceline.engine.drawing import plain_pass
+from paceline.engine.memory import bytes_for
 from paceline.engine.profiles import dtype_of, executor_name, machine, num_threads
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, Rows, pages_for
@@ -27,7 +28,7 @@ FILL_ROWS = 256
 SEGMENTS = 8
 """Number of requests in the passes that measure the cost of a further request."""
 OVERHEAD_TOKENS, OVERHEAD_CACHE = 24, 1 << 24
-"""Number of plain steps for measuring the overhead of a step, and bytes of their KV cache."""
+"""Number of plain steps for measuring the overhead of a step, and least bytes of their KV cache."""
 CHUNK_ROWS = 16
 """Passes with fewer rows are not measured as prompt chunks."""
 
@@ -132,7 +133,8 @@ def measure_overhead(
     loaded: LoadedModel, config: EngineConfig, cost: CostProfile, clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """Median seconds of an engine's plain step minus those of its pass over one row, never negative."""
-    engine = build_engine(loaded, replace(config, profile="none", kv_cache_memory_bytes=OVERHEAD_CACHE), None)
+    room = max(OVERHEAD_CACHE, bytes_for(loaded.model, pages_for(PAGE_SIZE + OVERHEAD_TOKENS), 1))
+    engine = build_engine(loaded, replace(config, profile="none", kv_cache_memory_bytes=room), None)
     params = SamplingParams(temperature=0, max_tokens=OVERHEAD_TOKENS, ignore_eos=True)
     engine.add_request("overhead", [1] * PAGE_SIZE, params)
     steps: list[float] = []

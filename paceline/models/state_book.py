@@ -26,7 +26,9 @@ once more; apply a row for its output, and keep its inputs (-1: do not); save th
 of its segment, each to the state after its parent."""
 _MOST_REPEATED = 4
 """Rows that a pass applies again at most before its state is saved. Applying one costs about as much as saving."""
-_MOST_KEPT = 64
+MOST_DRAFTED = 64
+"""Tokens of the longest chain that can be drafted."""
+_MOST_KEPT = MOST_DRAFTED + 1
 """Rows of a chain whose inputs are kept, the last ones; prompts have more."""
 _LEAST_INPUTS = 256
 DEFAULT_STATES = 16
@@ -78,6 +80,11 @@ def only_time(cache: KVCache) -> KVCache:
     return cache
 
 
+def most_texts(num_states: int) -> int:
+    """Texts that can be in one pass with so many states: it reads one of each, and saves another."""
+    return max(1, (num_states - 2) // 2)
+
+
 class StateBook:
     """The states and inputs that a cache keeps, by slot.
 
@@ -121,7 +128,8 @@ class StateBook:
         In a chain, the rows before the first whose logits are asked for are committed text: nothing goes on from them.
 
         Args:
-            whole: whether all layers run. If not, nothing is saved for rows before those of the pass.
+            whole: whether all layers run. If not, the rows are a draft and no state is saved: it would lack layers, or
+                be given up for a text's own.
 
         Raises:
             StateLost: the states before a row are no longer kept, or there are more segments than states.
@@ -138,12 +146,12 @@ class StateBook:
         asked, place = rows.logit_rows.tolist(), 0
         steps: list[Step] = []
         starts = [0]
-        for segment in segments:
+        for left, segment in zip(range(len(segments), 0, -1), segments, strict=True):
             while place < len(asked) and asked[place] < segment.first:
                 place += 1
             if segment.rows:
                 anchor = min(asked[place] if place < len(asked) else segment.end, segment.end - 1)
-                steps += self._steps_of(segment, anchor, whole)
+                steps += self._steps_of(segment, anchor, whole, left)
             starts.append(len(steps))
         return StateSteps(np.array(steps, np.int32).reshape(-1, 3), np.array(starts, np.int32))
 
@@ -172,10 +180,15 @@ class StateBook:
             chain.append(((REPEAT, inputs, 0), slot))
         return [((LOAD, -1, 0), -1), *reversed(chain)]
 
-    def _steps_of(self, segment: "_Segment", asked: int, whole: bool) -> list[Step]:
-        """The steps of a segment: `asked` is the first row whose logits are, or the last row."""
+    def _steps_of(self, segment: "_Segment", asked: int, whole: bool, left: int) -> list[Step]:
+        """The steps of a segment: `asked` is the first row whose logits are, or the last row.
+
+        Args:
+            left: segments from this one on, each of which may need a state; those at the end of a page are saved only
+                where there are more.
+        """
         anchor = max(asked, segment.end - _MOST_KEPT) if segment.is_chain else segment.first
-        page_end = segment.last_page_end(anchor) if len(segment.rows) >= PAGE_SIZE else -1
+        page_end = segment.last_page_end(anchor) if whole and len(segment.rows) >= PAGE_SIZE else -1
         steps: list[Step] = []
         paths: dict[int, list[Step]] = {}
         """By row the steps to the state after it; of chains only to the latest."""
@@ -186,10 +199,10 @@ class StateBook:
                 path = paths[parent]
                 steps += path if parent != latest else ()
             else:
-                path = self._repeated(segment.before[row], whole, steps)
+                path = self._repeated(segment.before[row], whole, left, steps)
             if row == segment.first:
-                anchor_saves = len(path) + anchor - row > _MOST_REPEATED
-            saves = row == page_end or (row == anchor and anchor_saves)
+                anchor_saves = whole and len(path) + anchor - row > _MOST_REPEATED
+            saves = (row == anchor and anchor_saves) or (row == page_end and self._states.num_unused > left)
             is_kept = not saves and (row >= anchor or not anchor_saves)
             kept = self._inputs.take(segment.slots[row]) if is_kept else -1
             steps.append((ROW, row, kept))
@@ -202,13 +215,17 @@ class StateBook:
             paths[row], latest = path, row
         return steps
 
-    def _repeated(self, before: list[tuple[Step, int]], whole: bool, steps: list[Step]) -> list[Step]:
-        """Append the steps before a row to `steps`, with a state saved where a page ends; returns them, as a path."""
+    def _repeated(self, before: list[tuple[Step, int]], whole: bool, left: int, steps: list[Step]) -> list[Step]:
+        """Append the steps before a row to `steps`, with a state saved where a page ends; returns them, as a path.
+
+        `left` as in `_steps_of`.
+        """
         path: list[Step] = []
         for step, slot in before:
             steps.append(step)
             path.append(step)
-            if whole and slot % PAGE_SIZE == PAGE_SIZE - 1 and slot >= 0 and self._states.use(slot) is None:
+            is_end = slot >= 0 and _fills_page(slot)
+            if whole and is_end and self._states.num_unused > left and self._states.use(slot) is None:
                 state = self._states.take(slot)
                 steps.append((SAVE, state, 0))
                 path = [(LOAD, state, 0)]
@@ -304,6 +321,11 @@ class _Places:
         self._used: tuple[OrderedDict[int, int], OrderedDict[int, int]] = (OrderedDict(), OrderedDict())
         """The pass that last used a slot, least recent first: of slots inside a page, and of those that end one."""
         self._pass = 0
+
+    @property
+    def num_unused(self) -> int:
+        """Places that hold nothing, or what the running pass has not used."""
+        return self.count - sum(latest == self._pass for used in self._used for latest in used.values())
 
     def begin_pass(self) -> None:
         """What was used until now may be given up (see above)."""

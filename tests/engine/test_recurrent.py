@@ -10,16 +10,22 @@ import numpy as np
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine import build, memory
+from paceline.engine import build, memory, pass_costs
+from paceline.engine.llm import LLM
 from paceline.errors import DrafterWarning, InvalidParameter, UnsupportedModel
+from paceline.evaluation import tune
+from paceline.evaluation.advise.candidates import Wanted, check_replayable
+from paceline.evaluation.layer_search import search_skipped_layers
 from paceline.models.architecture.recurrence import Recurrence
 from paceline.models.base import PAGE_SIZE
 from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.resolve import ModelSource
+from paceline.models.rows import Part, build_rows
 from paceline.models.state_book import StateLost
 from paceline.models.torch_executor import TorchModel
+from paceline.speculation import CostProfile
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, run_all
 from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
@@ -161,6 +167,26 @@ def test_lost_states_are_computed_again(make_engine, plain):
     assert lost == 3
 
 
+def test_a_pass_after_a_lost_state_has_counters_that_no_thread_may_still_read(make_engine):
+    model = make_engine.models[0]
+    cache = model.new_cache(4)
+    model.forward(build_rows([Part([0], 0, [1, 2, 3])]), cache)
+    latest = model._scratch[0].counters
+    with pytest.raises(StateLost):
+        model.forward(build_rows([Part([1, 2], 20, [1])]), cache)
+    assert model._scratch[0].counters is latest
+
+
+def test_drafts_with_some_layers_leave_few_states_to_the_texts(make_engine, monkeypatch):
+    cache = make_engine.models[0].new_cache(1)
+    room = 2 * max(8 * cache.state_bytes, 24 * cache.num_bytes)
+    engine = make_engine(DRAFTS["layer_skip"] | {"num_draft_tokens": 20}, room, max_num_seqs=3, max_model_len=96)
+    engine.cache.hold(8)
+    monkeypatch.setattr(engine, "_start_over", lambda inside, error: pytest.fail(str(error)))
+    drafted = sum(output.stats.num_draft_tokens for output in run_all(engine, params=EACH))
+    assert drafted > 1000
+
+
 def test_a_state_that_is_lost_every_time_ends_the_requests_with_an_error(make_engine):
     engine = make_engine(SUFFIX)
 
@@ -203,3 +229,55 @@ def test_executors_without_recurrent_layers_refuse_them(make_engine, how):
 def test_a_draft_that_reads_a_window_of_keys_is_refused(make_engine):
     with pytest.raises(InvalidParameter, match="recurrent"):
         make_engine({"method": "sparse_cache"})
+
+
+def test_drafts_that_are_too_long_to_be_taken_back_are_refused(make_engine):
+    with pytest.raises(InvalidParameter, match="num_draft_tokens: a model with recurrent layers"):
+        make_engine(SUFFIX | {"num_draft_tokens": 65})
+
+
+def test_requests_that_save_states_in_the_same_pass_lose_none(make_engine, monkeypatch):
+    """Many equal texts, which come to the ends of their pages together."""
+    engine = make_engine(SUFFIX, None)
+    monkeypatch.setattr(engine, "_start_over", lambda inside, error: pytest.fail(str(error)))
+    asked = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    outputs = run_all(engine, ["the cat sat on the mat. the cat sat on"] * 30, asked)
+    assert len({tuple(output.token_ids) for output in outputs}) == 1
+
+
+@pytest.mark.parametrize(("size", "rows"), [(12, 8), (120, 16)])
+def test_a_draft_model_with_few_states_drafts_for_many_requests(make_engine, size, rows):
+    """More texts than it has states for, and long ones that are read in many passes, before it drafts for the first."""
+    count = 40 if size < 100 else 12
+    engine = make_engine(DRAFTS["chain"], 1 << 24, max_num_seqs=64)
+    engine.drafter.runner._max_prefill = rows
+    prompts = np.random.default_rng(0).integers(0, 128, (count, size)).tolist()
+    outputs = run_all(engine, prompts, SamplingParams(temperature=0, max_tokens=10, ignore_eos=True))
+    assert all(output.stats.num_draft_tokens >= 9 for output in outputs)
+
+
+def test_costs_are_measured_in_caches_with_room_for_states(make_engine, monkeypatch):
+    monkeypatch.setattr(pass_costs, "_EACH", 0.0)
+    monkeypatch.setattr(tune, "OVERHEAD_CACHE", 1)
+    loaded, config = LoadedModel(make_engine.source, make_engine.models[0]), EngineConfig(profile="none")
+    costs = pass_costs.pass_costs(make_engine(), loaded, config)
+    assert max(costs["prefill_seconds"][0]) == 256
+    assert tune.measure_overhead(loaded, config, CostProfile({1: 1e-9})) > 0
+
+
+def test_a_cache_without_room_for_keys_says_what_the_states_take(make_engine):
+    with pytest.raises(InvalidParameter, match=r"hold 0 tokens besides \d+ bytes of states, not the 16 of a request"):
+        make_engine(room=8000)
+
+
+def test_layers_are_not_searched_where_states_are_kept_of_few_tokens(make_engine):
+    with pytest.raises(UnsupportedModel, match=r"layers: .* recurrent layers .*; compare some with paceline bench"):
+        search_skipped_layers(make_engine.models[0], [[1, 2, 3]])
+
+
+def test_drafts_that_continue_from_the_text_s_states_are_not_replayed(make_engine):
+    loaded = LoadedModel(make_engine.source, make_engine.models[0])
+    llm = LLM.from_loaded(loaded, EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none"))
+    check_replayable(llm, [Wanted("suffix", 4, SUFFIX)])
+    with pytest.raises(InvalidParameter, match=r"'layer_skip' continues from states .*; measure it"):
+        check_replayable(llm, [Wanted("layer_skip", 4, DRAFTS["layer_skip"])])

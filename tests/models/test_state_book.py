@@ -14,7 +14,7 @@ from paceline.errors import InvalidParameter
 from paceline.models.architecture.recurrence import Recurrence
 from paceline.models.base import PAGE_SIZE, slot_of
 from paceline.models.rows import Part, build_rows, compaction
-from paceline.models.state_book import AGAIN, LOAD, REPEAT, ROW, SAVE, StateBook, StateLost, StateStore
+from paceline.models.state_book import AGAIN, LOAD, MOST_DRAFTED, REPEAT, ROW, SAVE, StateBook, StateLost, StateStore
 
 
 class Texts:
@@ -75,6 +75,29 @@ def test_a_draft_is_taken_back_as_far_as_its_root():
         texts.run(Part(pages, len(text), [*range(50, 57)]), before=[text])
         text = (*text, *range(50, 51 + accepted))
     texts.run(Part(pages, len(text), [9]), before=[text])
+
+
+@pytest.mark.parametrize("tokens", range(6))
+def test_the_longest_draft_is_taken_back_as_far_as_its_root(tokens):
+    texts, pages = Texts(), range(6)
+    text = tuple(range(10))
+    texts.run(Part(pages, 0, text, logits="last"), before=[()])
+    for token in range(10, 10 + tokens):
+        texts.run(Part(pages, len(text), [token]), before=[text])
+        text = (*text, token)
+    texts.run(Part(pages, len(text), range(100, 101 + MOST_DRAFTED)), before=[text])
+    texts.run(Part(pages, len(text) + 1, [9]), before=[(*text, 100)])
+
+
+def test_two_states_of_each_segment_are_enough():
+    """Each continues from one and must save another; those at the ends of pages are saved where there is room."""
+    texts, pages = Texts(num_states=6), [range(9 * i, 9 * i + 9) for i in range(3)]
+    known = [tuple(range(100 * i, 100 * i + 10)) for i in range(3)]
+    texts.run(*(Part(own, 0, text, logits="last") for own, text in zip(pages, known, strict=True)), before=[()] * 3)
+    for count in (12, 30, 14, 40):
+        parts = [Part(own, len(text), range(7, 7 + count)) for own, text in zip(pages, known, strict=True)]
+        texts.run(*parts, before=known)
+        known = [(*text, *range(7, 7 + count)) for text in known]
 
 
 def test_a_branch_moves_with_its_states():

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.registry import AUTO, option_names, resolve_drafter
+from paceline.drafters.self_draft import SelfDraft
 from paceline.engine.build import build_engine, load
 from paceline.engine.engine import Engine
 from paceline.engine.llm import LLM
@@ -136,10 +137,14 @@ def check_replayable(llm: LLM, wanted: Sequence[Wanted]) -> None:
 
     Called first, because answering and timing take minutes.
     """
+    remedy = "measure it with paceline bench"
     for one in wanted:
-        if llm.drafting_with(one.spec).engine.drafter.traits.watches:
-            remedy = "measure it with paceline bench"
+        drafter = llm.drafting_with(one.spec).engine.drafter
+        if drafter.traits.watches:
             raise InvalidParameter("candidates", f"{one.draft!r} must see the target verify rows off the text", remedy)
+        if llm.loaded.model.config.recurrence and isinstance(drafter, SelfDraft):
+            problem = f"{one.draft!r} continues from states of recurrent layers, which a replay does not have"
+            raise InvalidParameter("candidates", problem, remedy)
 
 
 def replayed(

@@ -141,6 +141,8 @@ class ModelConfig:
                 raise refuse("head_dim", f"{sizes.head_dim} is odd, rotary positions need an even one")
         if self.windows and len(self.windows) != self.num_hidden_layers:
             raise refuse("windows", f"{len(self.windows)} of them for {self.num_hidden_layers} layers")
+        if not self.attention_layers:
+            raise refuse("layer_types", "no layer has attention, which is not implemented")
 
     @classmethod
     def from_hf(cls, values: Mapping[str, Any]) -> "ModelConfig":
@@ -336,6 +338,12 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
         own, head_dim = yarn_of_latent(own), fields["head_dim"]
     if "blk.0.attn_q_norm.weight" in shapes and family.norms_asked:
         fields["qk_norm"] = True
+    counts, recurrent = own.get("attention.head_count_kv", None), fields.get("recurrence")
+    if isinstance(counts, list):
+        without = tuple(i for i, count in enumerate(counts[:layers]) if not count)
+        if len(counts) < layers or without != (recurrent.layers if recurrent else ()):
+            problem = f"{len(counts)} for {layers} layers, {len(without)} of them without attention"
+            raise refuse("attention.head_count_kv", f"{problem}, is not implemented for {family.architecture}")
     if "blk.0.attn_q_norm.weight" in shapes and not fields.get("qk_norm"):
         raise refuse("attn_q_norm", f"a norm of queries is not implemented for {family.architecture}")
     if fields.get("position_embedding") != "learned":

@@ -199,11 +199,11 @@ class NumbaModel:
         num_rows, asked = len(rows.token_ids), len(rows.logit_rows)
         context = max(rows.positions.tolist()) + 1
         self._extend_tables(context)
+        states = self._states(rows, cache)  # may raise; counters take turns, and after `_lend` a pass must run
         scratch = self._lend(num_rows, asked, context, len(taps), page_mass)
         batch = Batch(
             rows.token_ids, rows.positions, rows.slots, rows.segments, rows.page_tables, rows.natural_lengths,
-            rows.branch_slots, rows.logit_rows, rows.lengths, self._places_of(taps), self._layers,
-            self._states(rows, cache),
+            rows.branch_slots, rows.logit_rows, rows.lengths, self._places_of(taps), self._layers, states,
         )  # fmt: skip
         args = (
             self._team.num_threads, self._shape, self._eps, self._weights, batch, scratch,
