@@ -370,9 +370,9 @@ ACTIVATIONS = {
 def test_every_supported_type_can_be_read():
     for name in SUPPORTED_MODEL_TYPES:
         act = {"hidden_act": ACTIVATIONS.get(name, "silu")}
-        eps = {"norm_epsilon": 1e-5, "layer_norm_eps": 1e-5}
+        own = {"norm_epsilon": 1e-5, "layer_norm_eps": 1e-5, "full_attention_interval": 3}
         four = {"shared_intermediate_size": 96, "layer_types": ["full_attention"] * 3}
-        base = GPT2 if name == "gpt2" else MIXTURE | act | eps | (four if name == "granitemoehybrid" else {})
+        base = GPT2 if name == "gpt2" else MIXTURE | act | own | (four if name == "granitemoehybrid" else {})
         assert ModelConfig.from_hf(base | {"model_type": name}).model_type == name
 
 
@@ -418,3 +418,30 @@ def test_biases_of_gated_attention_are_refused():
     assert ModelConfig.from_hf(values).attention_gate
     with pytest.raises(UnsupportedModel, match="attention_bias: True is not implemented"):
         ModelConfig.from_hf(values | {"attention_bias": True})
+
+
+LFM2 = {
+    "lfm2.block_count": 4, "lfm2.attention.head_count": 4, "lfm2.embedding_length": 64, "lfm2.context_length": 128,
+    "lfm2.feed_forward_length": 96, "lfm2.attention.layer_norm_rms_epsilon": 1e-5, "lfm2.shortconv.l_cache": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "counts"), [("llama", [2, 0, 2, 2]), ("lfm2", [2, 0, 2]), ("lfm2", [0, 0, 0, 0])])
+def test_key_heads_that_do_not_fit_the_layers_are_refused(kind, counts):
+    values = {name.replace("lfm2", kind): value for name, value in LFM2.items()} | {"general.architecture": kind}
+    shapes = {"token_embd.weight": (131, 64)}
+    good = [2, 0, 2, 2] if kind == "lfm2" else [2, 2, 2, 2]
+    assert ModelConfig.from_gguf(values | {f"{kind}.attention.head_count_kv": good}, shapes).num_key_value_heads == 2
+    with pytest.raises(UnsupportedModel, match=r"attention.head_count_kv: .*not implemented"):
+        ModelConfig.from_gguf(values | {f"{kind}.attention.head_count_kv": counts}, shapes)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"layer_types": ["conv"] * 2}, "layer_types: no layer has attention"), ({"conv_L_cache": 65}, "conv_L_cache")],
+)
+def test_convolutions_that_cannot_be_run_are_refused(change, named):
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2}
+    values = sizes | {"model_type": "lfm2", "vocab_size": 131, "max_position_embeddings": 64}
+    with pytest.raises(UnsupportedModel, match=named):
+        ModelConfig.from_hf(values | change)

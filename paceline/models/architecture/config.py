@@ -227,7 +227,14 @@ def _from_hf(family: Family, values: Mapping[str, Any]) -> ModelConfig:
     own |= windows_from_hf(family, fields, layers, own["max_position_embeddings"])
     if own.get("rotary_dim") and not family.turns_part:
         raise refuse("partial_rotary_factor", f"{family.model_type} turns whole heads")
-    return ModelConfig(**own)
+    return _with_attention(ModelConfig(**own))
+
+
+def _with_attention(config: ModelConfig) -> ModelConfig:
+    """`config`, which must have a layer with attention: caches are made of pages of keys."""
+    if not config.attention_layers:
+        raise refuse("layer_types", "no layer has attention, which is not implemented")
+    return config
 
 
 def _token(name: str, number: int | None, vocab_size: int | None) -> int | None:
@@ -271,6 +278,12 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
         "experts": experts,
     }  # fmt: skip
     fields |= family.gguf_parts(own) | _gguf_tokens(metadata, vocab_size)
+    counts, recurrent = own.get("attention.head_count_kv", None), fields.get("recurrence")
+    if isinstance(counts, list):
+        without = tuple(i for i, count in enumerate(counts[:layers]) if not count)
+        if len(counts) < layers or without != (recurrent.layers if recurrent else ()):
+            problem = f"{len(counts)} for {layers} layers, {len(without)} of them without attention"
+            raise refuse("attention.head_count_kv", f"{problem}, is not implemented for {family.architecture}")
     if "blk.0.attn_q_norm.weight" in shapes and not fields.get("qk_norm"):
         raise refuse("attn_q_norm", f"a norm of queries is not implemented for {family.architecture}")
     if fields.get("position_embedding") != "learned":
@@ -278,7 +291,7 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
     fields |= windows_from_gguf(family, own, layers, fields["max_position_embeddings"])
     if family.pairs and fields.get("rotary_dim"):
         raise refuse("rope.dimension_count", f"{fields['rotary_dim']} of {head_dim} is not implemented")
-    return ModelConfig(**fields)
+    return _with_attention(ModelConfig(**fields))
 
 
 def _key_heads(own: Fields, heads: int) -> int:
@@ -287,6 +300,8 @@ def _key_heads(own: Fields, heads: int) -> int:
     if not isinstance(own.get(name, None), list):
         return own.whole(name, heads)
     counts = {count for count in own.list(name, int, MOST_LAYERS) if count}
+    if not counts:
+        raise refuse(name, "no layer has attention, which is not implemented")
     if len(counts) != 1 or min(counts) < 1:
         raise refuse(name, f"{sorted(counts)}: layers with different numbers of key heads are not implemented")
     return counts.pop()

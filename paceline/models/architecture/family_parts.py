@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.models.architecture.family import MOST_LAYERS, SWIGLU_ALPHA, SWIGLU_LIMIT
-from paceline.models.architecture.recurrence import gated_delta_net, short_convolution
+from paceline.models.architecture.recurrence import MOST_TAPS, gated_delta_net, short_convolution
 from paceline.models.fields import Fields, refuse
 
 
@@ -173,7 +173,7 @@ def lfm2(fields: Fields) -> dict[str, Any]:
         kinds = ["full_attention" if i in attending else "conv" for i in range(layers)]
     numbers = _recurrent(kinds, "conv", layers)
     parts: dict[str, Any] = {"qk_norm": True, "recurrence": short_convolution(
-        numbers, fields.whole("conv_L_cache", 3), fields.whole("hidden_size")
+        numbers, fields.whole("conv_L_cache", 3, most=MOST_TAPS), fields.whole("hidden_size")
     )}  # fmt: skip
     if fields.flag("block_auto_adjust_ff_dim", True):
         inner = int(2 * fields.whole("intermediate_size") / 3)
@@ -192,7 +192,7 @@ def lfm2_gguf(fields: Fields) -> dict[str, Any]:
     hidden = fields.whole("embedding_length")
     return {
         "qk_norm": True,
-        "recurrence": short_convolution(numbers, fields.whole("shortconv.l_cache"), hidden),
+        "recurrence": short_convolution(numbers, fields.whole("shortconv.l_cache", most=MOST_TAPS), hidden),
     }  # fmt: skip
 
 

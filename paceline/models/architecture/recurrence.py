@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from paceline.models.fields import Fields, refuse
 
-_MOST_TAPS = 64
+MOST_TAPS = 64
 _LARGEST_HEAD = 1 << 12
 
 
@@ -83,7 +83,7 @@ def gated_delta_net(
     """
     if not layers:
         return None
-    kernel = fields.whole(names[0], most=_MOST_TAPS)
+    kernel = fields.whole(names[0], most=MOST_TAPS)
     key_heads, value_heads, key_dim, value_dim = (fields.whole(name, most=_LARGEST_HEAD) for name in names[1:])
     channels = 2 * key_heads * key_dim + value_heads * value_dim
     return Recurrence(layers, kernel, channels, key_heads, value_heads, key_dim, value_dim, tiled)
