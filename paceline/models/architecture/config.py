@@ -141,8 +141,6 @@ class ModelConfig:
                 raise refuse("head_dim", f"{sizes.head_dim} is odd, rotary positions need an even one")
         if self.windows and len(self.windows) != self.num_hidden_layers:
             raise refuse("windows", f"{len(self.windows)} of them for {self.num_hidden_layers} layers")
-        if not self.attention_layers:
-            raise refuse("layer_types", "no layer has attention, which is not implemented")
 
     @classmethod
     def from_hf(cls, values: Mapping[str, Any]) -> "ModelConfig":
@@ -283,7 +281,14 @@ def _from_hf(family: Family, values: Mapping[str, Any]) -> ModelConfig:
     own |= windows_from_hf(family, fields, layers, own["max_position_embeddings"])
     if own.get("rotary_dim") and latent is None and not family.turns_part:
         raise refuse("partial_rotary_factor", f"{family.model_type} turns whole heads")
-    return ModelConfig(**own)
+    return _with_attention(ModelConfig(**own))
+
+
+def _with_attention(config: ModelConfig) -> ModelConfig:
+    """`config`, which must have a layer with attention: caches are made of pages of keys."""
+    if not config.attention_layers:
+        raise refuse("layer_types", "no layer has attention, which is not implemented")
+    return config
 
 
 def _token(name: str, number: int | None, vocab_size: int | None) -> int | None:
@@ -353,7 +358,7 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
         fields["layer_sizes"] = values_apart(fields["layer_sizes"], fields["windows"], shapes)
     if family.pairs and fields.get("rotary_dim"):
         raise refuse("rope.dimension_count", f"{fields['rotary_dim']} of {head_dim} is not implemented")
-    return ModelConfig(**fields)
+    return _with_attention(ModelConfig(**fields))
 
 
 def _gguf_tokens(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
