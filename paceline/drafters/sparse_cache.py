@@ -78,9 +78,6 @@ def make_sparse_cache(
     if budget < sinks + LATEST_PAGES:
         problem = f"{cache_budget} tokens do not hold {sinks + LATEST_PAGES} pages of {PAGE_SIZE}"
         raise InvalidParameter("cache_budget", problem, f"give at least {(sinks + LATEST_PAGES) * PAGE_SIZE}")
-    if services.target.model.config.recurrence:
-        problem = "is for models that read keys in every layer, and this one has recurrent layers"
-        raise InvalidParameter("method", f"'sparse_cache' {problem}", "use suffix, ngram or draft_model")
     if selection not in Selection.__args__:
         raise InvalidParameter("selection", f"{selection!r} is unknown", f"use {' or '.join(Selection.__args__)}")
     for field, value in (("observation_window", observation_window), ("rescore_interval", rescore_interval)):
@@ -93,6 +90,9 @@ def make_sparse_cache(
     if selection == "snapkv":
         sight = _most_looked_at(services, budget, sinks, observation_window, rescore_interval)
     model = services.target.model
+    if model.config.recurrence:
+        problem = "is for models that read keys in every layer, and this one has recurrent layers"
+        raise InvalidParameter("method", f"'sparse_cache' {problem}", "use suffix, ngram or draft_model")
     return SelfDraft("sparse_cache", services, model, sight, *common_of_target(services, model, draft_vocab_size))
 
 

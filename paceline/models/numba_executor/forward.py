@@ -14,6 +14,8 @@ chunks. Arrays are flat and owned by the caller. Not for formats of weights (`we
 from typing import NamedTuple
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
@@ -31,7 +33,7 @@ from paceline.models.numba_executor.experts import (
     experts_beside_dense,
     experts_forward,
 )
-from paceline.models.numba_executor.kernel import entry, kernel
+from paceline.models.numba_executor.kernel import OPTIONS, entry, kernel
 from paceline.models.numba_executor.kv_cache import first_element, write_token
 from paceline.models.numba_executor.latent import (
     LATENT_PHASES,
@@ -161,6 +163,7 @@ class Weights(NamedTuple):
     `query_norm` and `key_norm` [layers, head_dim] or [layers, heads * head_dim] (zeros after shorter ones) are empty
     where there are no such norms; so are biases, the norms `attention_out_norm` and `mlp_out_norm`, learned
     `positions`, and `sinks` [layers, heads], scores of keys without values.
+    `experts`, `latent` and `recurrent` are None where a model has none; the kernels of that part are then not compiled.
     What only layers with attention or only recurrent ones have is flat over these; `places` [layers] is a layer's index
     among its kind, and `is_recurrent` [layers] says which.
     `sizes` [layers, columns] are the layers' sizes and where their matrices begin (`layer_table.py`).
@@ -200,9 +203,9 @@ class Weights(NamedTuple):
     final_norm_bias: np.ndarray
     positions: np.ndarray
     sinks: np.ndarray
-    experts: ExpertWeights
-    latent: LatentWeights
-    recurrent: RecurrentWeights
+    experts: ExpertWeights | None
+    latent: LatentWeights | None
+    recurrent: RecurrentWeights | None
     is_recurrent: np.ndarray
     places: np.ndarray
     varied: VariedWeights
@@ -286,7 +289,21 @@ def _place_row(row, layer, thread, num_rows, shape, heads, eps, weights, batch, 
     start, table, half, projected = row * shape.qkv, weights.rope_numbers[layer], sizes[ROTARY] // 2, sizes[PROJECTED]
     angles = (table * (len(weights.rope_cos) // (max(widest, 1) * shape.tables)) + batch.positions[row]) * widest
     if shape.latent.rank > 0:
-        place_latent(row, layer, sizes[CACHE], thread, num_rows, angles, shape, weights, batch, scratch, keys, values)
+        place_latent(
+            weights.latent,
+            row,
+            layer,
+            sizes[CACHE],
+            thread,
+            num_rows,
+            angles,
+            shape,
+            weights,
+            batch,
+            scratch,
+            keys,
+            values,
+        )
         return
     if len(weights.varied.value_norm) > 0:
         _norm_values(start + shape.heads * dim, sizes, dim, eps, weights.varied.value_norm, qkv)
@@ -398,7 +415,8 @@ def _attend(phase, layer, met, thread, num_threads, num_rows, shape, eps, weight
     met = _barrier_before_qkv(layer, met, thread, num_threads, shape, weights, counters)
     if shape.latent.rank > 0:
         met = project_latent(
-            phase + _LATENT, phase + 1, place, met, thread, num_threads, num_rows, shape, weights, scratch
+            weights.latent, phase + _LATENT, phase + 1, place, met, thread, num_threads, num_rows, shape, weights,
+            scratch,
         )  # fmt: skip
     else:
         product_at(
@@ -423,11 +441,22 @@ def _attend(phase, layer, met, thread, num_threads, num_rows, shape, eps, weight
     return met
 
 
+def _remember(w, phase, place, met, thread, num_threads, num_rows, shape, eps, states, scratch, added):
+    """The recurrent layer number `place` of normed rows, as `_attend`; nothing where `w` is None."""
+    raise NotImplementedError
+
+
+@overload(_remember, jit_options=OPTIONS)
+def _remember_where_needed(w, phase, place, met, thread, num_threads, num_rows, shape, eps, states, scratch, added):
+    def nothing(w, phase, place, met, thread, num_threads, num_rows, shape, eps, states, scratch, added):
+        return met
+
+    return nothing if isinstance(w, types.NoneType) else _run_recurrent.py_func
+
+
 @kernel
-def _remember(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, added):
-    """The recurrent layer of normed rows, as `_attend`."""
-    counters, hidden, r, w = scratch.counters, shape.hidden, shape.recurrent, weights.recurrent
-    place = weights.places[layer]
+def _run_recurrent(w, phase, place, met, thread, num_threads, num_rows, shape, eps, states, scratch, added):
+    counters, hidden, r = scratch.counters, shape.hidden, shape.recurrent
     met = barrier_before(counters, met, thread, num_threads, w.project, place, r.columns, hidden, 1)
     if r.gates > 0:
         project_gates(phase + 2, place, thread, num_rows, shape, w, scratch)
@@ -436,7 +465,7 @@ def _remember(phase, layer, met, thread, num_threads, num_rows, shape, eps, weig
         w.project_scales[:0], place, r.columns, scratch.mix, False, scratch.wide[thread],
     )  # fmt: skip
     met = barrier_before(counters, met, thread, num_threads, w.out, place, hidden, r.width, 1)
-    run_states(phase + 3, place, thread, shape, eps, w, batch.states, scratch)
+    run_states(phase + 3, place, thread, shape, eps, w, states, scratch)
     met = barrier_before(counters, met, thread, num_threads, w.out, place, hidden, r.width, 1)
     product(
         counters, phase + 4, thread, num_threads, scratch.mixed, num_rows, r.width, w.out, w.out_scales,
@@ -457,7 +486,10 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
         shape, eps,
     )  # fmt: skip
     if shape.recurrent.layers > 0 and weights.is_recurrent[layer]:
-        met = _remember(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, added)
+        met = _remember(
+            weights.recurrent, phase, weights.places[layer], met, thread, num_threads, num_rows, shape, eps,
+            batch.states, scratch, added,
+        )  # fmt: skip
     else:
         met = _attend(
             phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, added, keys, values
@@ -489,20 +521,8 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
         )  # fmt: skip
     if shape.experts > 0:
         met = barrier(counters, met, num_threads)
-        if shape.apart:
-            met = experts_beside_dense(
-                phase + 6, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch
-            )  # fmt: skip
-            return _leave(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch)
-        if layer >= shape.dense_layers:
-            return experts_forward(
-                phase + 6, layer - shape.dense_layers, met, thread, num_threads, num_rows, shape, weights, scratch
-            )  # fmt: skip
-        own, inner = weights.experts, shape.dense_inner
-        return _feed_forward(
-            phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added, inner,
-            layer * each * inner, layer * hidden * inner, own.dense_gate_up, own.dense_gate_up_scales, own.dense_down,
-            own.dense_down_scales,
+        return _mixture(
+            weights.experts, phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added
         )  # fmt: skip
     met = barrier_at(
         counters, met, thread, num_threads, weights.gate_up, first_up * hidden, first_up, inner, hidden, each
@@ -510,6 +530,38 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
     return _feed_forward(
         phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added, sizes[INNER], first_up,
         sizes[FIRST_DOWN], weights.gate_up, weights.gate_up_scales, weights.down, weights.down_scales,
+    )  # fmt: skip
+
+
+def _mixture(own, phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added):
+    """The feed-forward block of a layer of a model with experts, whose weights are `own`; see `_feed_forward`."""
+    raise NotImplementedError
+
+
+@overload(_mixture, jit_options=OPTIONS)
+def _mixture_where_needed(own, phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added):
+    def nothing(own, phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added):
+        return met
+
+    return nothing if isinstance(own, types.NoneType) else _run_mixture.py_func
+
+
+@kernel
+def _run_mixture(own, phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added):
+    if shape.apart:
+        met = experts_beside_dense(
+            phase + 6, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch
+        )  # fmt: skip
+        return _leave(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch)
+    if layer >= shape.dense_layers:
+        return experts_forward(
+            phase + 6, layer - shape.dense_layers, met, thread, num_threads, num_rows, shape, weights, scratch
+        )  # fmt: skip
+    inner, each = shape.dense_inner, 2 if shape.gated else 1
+    return _feed_forward(
+        phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added, inner,
+        layer * each * inner, layer * shape.hidden * inner, own.dense_gate_up, own.dense_gate_up_scales,
+        own.dense_down, own.dense_down_scales,
     )  # fmt: skip
 
 

@@ -11,13 +11,15 @@ it is written into the cache. Attention itself is that of other models. Not for 
 from typing import NamedTuple
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.latent import LATENT_EPS
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.gemm import padded_rows
-from paceline.models.numba_executor.kernel import kernel
+from paceline.models.numba_executor.kernel import OPTIONS, kernel
 from paceline.models.numba_executor.kv_cache import first_element, write_token
 from paceline.models.numba_executor.linear import product, rows_at_once
 from paceline.models.numba_executor.operand import put
@@ -74,14 +76,29 @@ def latent_shape(config: ModelConfig) -> LatentShape:
     )  # fmt: skip
 
 
+def project_latent(own, phase, query_phase, layer, met, thread, num_threads, num_rows, shape, weights, scratch):
+    """See `_project`; nothing where the model has no such weights (`own` is None)."""
+    raise NotImplementedError
+
+
+@overload(project_latent, jit_options=OPTIONS)
+def _project_where_needed(
+    own, phase, query_phase, layer, met, thread, num_threads, num_rows, shape, weights, scratch
+):  # fmt: skip
+    def nothing(own, phase, query_phase, layer, met, thread, num_threads, num_rows, shape, weights, scratch):
+        return met
+
+    return nothing if isinstance(own, types.NoneType) else _project.py_func
+
+
 @kernel
-def project_latent(phase, query_phase, layer, met, thread, num_threads, num_rows, shape, weights, scratch):
+def _project(own, phase, query_phase, layer, met, thread, num_threads, num_rows, shape, weights, scratch):
     """qkv = the queries of the normed rows; latent = [rows, compressed], then [rows, expanded] with keys and values.
 
     Returns the count of barriers met; the caller waits for the last products. Normed latents are in `inner` (queries')
     and `mixed`, which nothing else needs meanwhile.
     """
-    counters, sizes, own, wide = scratch.counters, shape.latent, weights.latent, scratch.wide[thread]
+    counters, sizes, wide = scratch.counters, shape.latent, scratch.wide[thread]
     no_bias = own.latent_norm[:0]
     product(
         counters, phase, thread, num_threads, scratch.normed, num_rows, shape.hidden, own.compress,
@@ -131,8 +148,23 @@ def _copy(source, start, size, out, out_start):
         v.store(out, out_start + i, v.load(source, start + i))
 
 
+def place_latent(own, row, layer, before, thread, num_rows, angles, shape, weights, batch, scratch, keys, values):
+    """See `_place`; nothing where the model has no such weights (`own` is None)."""
+    raise NotImplementedError
+
+
+@overload(place_latent, jit_options=OPTIONS)
+def _place_where_needed(
+    own, row, layer, before, thread, num_rows, angles, shape, weights, batch, scratch, keys, values
+):  # fmt: skip
+    def nothing(own, row, layer, before, thread, num_rows, angles, shape, weights, batch, scratch, keys, values):
+        return None
+
+    return nothing if isinstance(own, types.NoneType) else _place.py_func
+
+
 @kernel
-def place_latent(row, layer, before, thread, num_rows, angles, shape, weights, batch, scratch, keys, values):
+def _place(own, row, layer, before, thread, num_rows, angles, shape, weights, batch, scratch, keys, values):
     """Rotate a row's queries and what all heads' keys share; write the keys and values of all heads into the cache.
 
     `before` as in `first_element`.
@@ -140,7 +172,7 @@ def place_latent(row, layer, before, thread, num_rows, angles, shape, weights, b
     dim, half, sizes, x, one = shape.head_dim, shape.rotary // 2, shape.latent, scratch.latent, scratch.row[thread]
     turns = weights.rope_numbers[layer] >= 0
     shared = row * sizes.compressed + sizes.query_rank
-    own = num_rows * sizes.compressed + row * sizes.expanded
+    expanded = num_rows * sizes.compressed + row * sizes.expanded
     if turns:
         rotate(x, shared, weights.rope_cos, weights.rope_sin, angles, half)
     _copy(x, shared, shape.rotary, one, 0)
@@ -151,6 +183,6 @@ def place_latent(row, layer, before, thread, num_rows, angles, shape, weights, b
         if turns:
             at = row * shape.qkv + head * dim
             rotate(scratch.qkv, at, weights.rope_cos, weights.rope_sin, angles, half)
-        _copy(x, own + head * sizes.still, sizes.still, one, shape.rotary)
-        _copy(x, own + shape.heads * sizes.still + head * sizes.value, sizes.value, one, dim)
+        _copy(x, expanded + head * sizes.still, sizes.still, one, shape.rotary)
+        _copy(x, expanded + shape.heads * sizes.still + head * sizes.value, sizes.value, one, dim)
         write_token(keys, values, first_element(keys, shape, page, before, head), place, dim, one, 0, dim)

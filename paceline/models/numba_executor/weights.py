@@ -180,11 +180,18 @@ def stored_arrays(folder: Path, config: ModelConfig, dtype: str, mapped: bool = 
         _gather_blocks(arrays, folder, mapped)
     if config.tie_word_embeddings:
         arrays["head"], arrays["head_scales"] = arrays["embedding"], arrays["embedding_scales"]
-    kinds = (ExpertWeights, ""), (LatentWeights, ""), (RecurrentWeights, "recurrent_"), (VariedWeights, "")
-    experts, latent, recurrent, varied = (
-        kind(*[arrays.pop(f"{prefix}{name}", _nothing(name, dtype)) for name in kind._fields]) for kind, prefix in kinds
-    )
-    return {**arrays, "experts": experts, "latent": latent, "recurrent": recurrent, "varied": varied}
+
+    def gathered(kind: Any, has_it: object, prefix: str = "") -> Any:
+        own = kind(*[arrays.pop(f"{prefix}{name}", _nothing(name, dtype)) for name in kind._fields])
+        return own if has_it else None
+
+    parts = {
+        "experts": gathered(ExpertWeights, config.experts),
+        "latent": gathered(LatentWeights, config.latent),
+        "recurrent": gathered(RecurrentWeights, config.recurrence, "recurrent_"),
+        "varied": gathered(VariedWeights, True),
+    }
+    return arrays | parts
 
 
 def _gather_blocks(arrays: dict[str, Any], folder: Path, mapped: bool) -> None:
