@@ -63,7 +63,8 @@ def test_ctrl_c_while_answers_are_written_tells_how_to_go_on(tmp_path, monkeypat
 
     monkeypatch.setattr("paceline.training.self_written.SelfWriter.write", interrupted)
     result = runner.invoke(app, ["train", "memory", "-o", str(tmp_path / "memory")])
-    assert (result.exit_code, result.stderr) == (130, "ended; start the same command again to go on\n")
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == "ended; start the same command again to go on"  # after long compilations
 
 
 @pytest.mark.weights

@@ -38,9 +38,12 @@ def checkpoint(request):
     return RandomCheckpoint(DENSE if request.param == "dense" else MIXTURE)
 
 
-@pytest.mark.parametrize(("dtype", "kept"), [("bfloat16", "auto"), ("int8", "int8"), ("w8a8", "float16")])
-def test_a_row_is_bitwise_the_same_in_every_storage(checkpoint, dtype, kept):
-    model = NumbaModel(checkpoint, dtype, num_threads=2, kv_cache_dtype=kept)
+@pytest.mark.parametrize(
+    ("config", "dtype", "kept"),
+    [(DENSE, "bfloat16", "auto"), (DENSE, "int8", "int8"), (DENSE, "w8a8", "float16"), (MIXTURE, "w8a8", "float16")],
+)
+def test_a_row_is_bitwise_the_same_in_every_storage(config, dtype, kept):
+    model = NumbaModel(RandomCheckpoint(config), dtype, num_threads=2, kv_cache_dtype=kept)
     whole, cache, others = run(model, model.new_cache(6), Part(PAGES, 0, TOKENS)), model.new_cache(12), [9, 6, 8, 7]
     rows = []
     for first, last in ((0, 1), (1, 2), (2, 9), (9, 31), (31, 50)):
@@ -52,7 +55,8 @@ def test_a_row_is_bitwise_the_same_in_every_storage(checkpoint, dtype, kept):
 
 
 @pytest.mark.parametrize("kept", ["float32", "float16", "int8"])
-def test_a_cache_moves_and_reads_what_was_computed(checkpoint, kept):
+def test_a_cache_moves_and_reads_what_was_computed(kept):
+    checkpoint = RandomCheckpoint(DENSE)
     ours, theirs = NumbaModel(checkpoint, "float32", num_threads=2, kv_cache_dtype=kept), TorchModel(checkpoint)
     cache, reference = ours.new_cache(6), theirs.new_cache(6)
     for model, kind in ((ours, cache), (theirs, reference)):
