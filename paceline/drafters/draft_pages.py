@@ -78,7 +78,7 @@ class DraftPages:
 
     def __init__(self, num_pages: int, states: HoldsStates | None = None) -> None:
         self._states = states
-        self.pool = PagePool(num_pages, PAGE_SIZE, None if states is None else self._can_resume)
+        self.pool = PagePool(num_pages, PAGE_SIZE, None if states is None else states.can_resume)
         self._kept: dict[str, Kept] = {}
 
     def __getitem__(self, request_id: str) -> Kept:
@@ -174,11 +174,6 @@ class DraftPages:
         """Raise RuntimeError if the bookkeeping is inconsistent."""
         self.pool.check_integrity(kept.pages for kept in self._kept.values())
 
-    def _can_resume(self, page: int) -> bool:
-        """See `PagePool`."""
-        assert self._states is not None
-        return self._states.can_resume(slot_of([page], PAGE_SIZE - 1))
-
     def _can_follow(self, kept: Kept, length: int, states: HoldsStates) -> bool:
         return states.can_follow(slot_of(kept.pages, at) for at in range(length - 1, -1, -1))
 
@@ -187,7 +182,7 @@ class DraftPages:
         if self._can_follow(kept, length, states):
             return length
         whole = range(length // PAGE_SIZE, 0, -1)
-        return next((pages * PAGE_SIZE for pages in whole if self._can_resume(kept.pages[pages - 1])), 0)
+        return next((pages * PAGE_SIZE for pages in whole if states.can_resume(kept.pages[pages - 1])), 0)
 
     def _found(self, token_ids: Sequence[int], salt: bytes) -> Kept:
         """The longest prefix of `token_ids` in registered pages, with references added."""

@@ -188,10 +188,10 @@ def _with_states(
     enough for, `PagePool.can_resume`)."""
     if not isinstance(cache, HoldsStates):
         return config, None
-    states, count = cache, num_states(config, model, cache.state_bytes)
-    states.hold(count)
+    count = num_states(config, model, cache.state_bytes)
+    cache.hold(count)
     fewer = replace(config, max_num_seqs=min(config.max_num_seqs, most_texts(count)))
-    return fewer, lambda page: states.can_resume(page * PAGE_SIZE + PAGE_SIZE - 1)
+    return fewer, cache.can_resume
 
 
 def _load_draft(

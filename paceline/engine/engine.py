@@ -266,8 +266,7 @@ class Engine:
         self._probe(error)
         for live in inside:
             live.error = error
-        for state in self.scheduler.restart():
-            self._drafting.release(state.request_id)
+        self._restart()
         return inside
 
     def _start_over(self, inside: list[LiveSample], error: StateLost) -> list[LiveSample]:
@@ -276,9 +275,13 @@ class Engine:
         if self._has_lost_states:
             return self._fail_pass(inside, error)
         self._has_lost_states = True
+        self._restart()
+        return []
+
+    def _restart(self) -> None:
+        """Discard the cache, and let the drafter forget the requests that will be recomputed."""
         for state in self.scheduler.restart():
             self._drafting.release(state.request_id)
-        return []
 
     def _probe(self, error: Exception) -> None:
         """Run a one-row pass on a separate cache. Raises EngineDead when that fails too."""

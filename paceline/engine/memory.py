@@ -50,7 +50,7 @@ def cache_capacity(model: CausalLM, config: EngineConfig) -> tuple[int, int]:
 
 def num_states(config: EngineConfig, model: CausalLM, state_bytes: int) -> int:
     """States of recurrent layers that an engine's cache keeps: at most those of half of its bytes, where these are
-    given, and else of `_DEFAULT_STATES` texts besides them."""
+    given, and else `_DEFAULT_STATES` besides them."""
     wanted = 2 * config.max_num_seqs + _SPARE_STATES
     room = cache_bytes(config, model) // 2 // state_bytes if _is_sized(config) else _DEFAULT_STATES
     return max(LEAST_STATES, min(wanted, room))

@@ -48,20 +48,19 @@ class StateSteps(NamedTuple):
 
 @runtime_checkable
 class HoldsStates(Protocol):
-    """A KV cache of a model with recurrent layers.
+    """A KV cache of a model with recurrent layers."""
 
-    Attributes:
-        state_bytes: of the states of all layers after one token.
-    """
-
-    state_bytes: int
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of all layers after one token."""
+        ...
 
     def hold(self, num_states: int) -> None:
         """Make room for so many states; all kept ones are given up."""
         ...
 
-    def can_resume(self, slot: int) -> bool:
-        """Whether the state after the token in `slot` is kept; asking counts as a use."""
+    def can_resume(self, page: int) -> bool:
+        """Whether the state after the last token of a page is kept; asking counts as a use."""
         ...
 
     def can_follow(self, slots: Iterable[int]) -> bool:
@@ -110,7 +109,7 @@ class StateBook:
         return self._inputs.count
 
     def can_resume(self, slot: int) -> bool:
-        """See `HoldsStates.can_resume`."""
+        """Whether the state after the token in `slot` is kept; asking counts as a use."""
         return self._states.use(slot) is not None
 
     def can_follow(self, slots: Iterable[int]) -> bool:
@@ -247,22 +246,10 @@ class StateStore:
         self.hold(DEFAULT_STATES)
 
     def hold(self, num_states: int) -> None:
-        """See `HoldsStates.hold`."""
+        """Make room for so many states; see `HoldsStates.hold`."""
         self.book = StateBook(num_states)
         shapes = zip((self.book.num_states, self.book.num_inputs), self._sizes, strict=True)
         self.states, self.inputs = (np.zeros((count, self._layers, size), np.float32) for count, size in shapes)
-
-    def can_resume(self, slot: int) -> bool:
-        """See `HoldsStates.can_resume`."""
-        return self.book.can_resume(slot)
-
-    def can_follow(self, slots: Iterable[int]) -> bool:
-        """See `HoldsStates.can_follow`."""
-        return self.book.can_follow(slots)
-
-    def only_time(self) -> None:
-        """See `HoldsStates.only_time`."""
-        self.book.only_times = True
 
     def plan(self, rows: Rows, whole: bool = True) -> StateSteps:
         """As `StateBook.plan`, with room made for the inputs.
@@ -277,6 +264,33 @@ class StateStore:
             more = np.zeros((missing, *self.inputs.shape[1:]), np.float32)
             self.inputs = np.concatenate([self.inputs, more])
         return steps
+
+
+class KeepsStates:
+    """What `HoldsStates` asks of a cache, for one that has a `store` and moves its book's slots with its own."""
+
+    store: StateStore
+
+    @property
+    def state_bytes(self) -> int:
+        """See `HoldsStates.state_bytes`."""
+        return self.store.state_bytes
+
+    def hold(self, num_states: int) -> None:
+        """See `HoldsStates.hold`."""
+        self.store.hold(num_states)
+
+    def can_resume(self, page: int) -> bool:
+        """See `HoldsStates.can_resume`."""
+        return self.store.book.can_resume(slot_of([page], PAGE_SIZE - 1))
+
+    def can_follow(self, slots: Iterable[int]) -> bool:
+        """See `HoldsStates.can_follow`."""
+        return self.store.book.can_follow(slots)
+
+    def only_time(self) -> None:
+        """See `HoldsStates.only_time`."""
+        self.store.book.only_times = True
 
 
 class _Segment:

@@ -10,7 +10,7 @@ not depend on which rows share its pass. Not for reading in a pass (`attention.p
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
 # (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import halves
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.kernel import OPTIONS, kernel
-from paceline.models.state_book import StateStore
+from paceline.models.state_book import KeepsStates, StateStore
 
 CACHE_DTYPES = ("float32", "float16", "int8")
 GROUP = 32
@@ -112,29 +112,12 @@ class RoundedCache(NumbaCache):
         self._rows[page, :, :, place] = np.concatenate([codes, scales.view(np.int8)], axis=-1)
 
 
-class StatefulCache(NumbaCache):
+class StatefulCache(KeepsStates, NumbaCache):
     """`cache`, of a model with recurrent layers, with their states; see `HoldsStates`."""
 
     def __init__(self, cache: NumbaCache, recurrence: Recurrence) -> None:
         self._cache, self.store = cache, StateStore(recurrence)
         self.num_pages, self.keys, self.values = cache.num_pages, cache.keys, cache.values
-        self.state_bytes = recurrence.num_bytes
-
-    def hold(self, num_states: int) -> None:
-        """See `HoldsStates.hold`."""
-        self.store.hold(num_states)
-
-    def can_resume(self, slot: int) -> bool:
-        """See `HoldsStates.can_resume`."""
-        return self.store.can_resume(slot)
-
-    def can_follow(self, slots: Iterable[int]) -> bool:
-        """See `HoldsStates.can_follow`."""
-        return self.store.can_follow(slots)
-
-    def only_time(self) -> None:
-        """See `HoldsStates.only_time`."""
-        self.store.only_time()
 
     def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """See `NumbaCache.move`; states go to their new slots."""

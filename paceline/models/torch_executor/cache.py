@@ -1,7 +1,7 @@
 """Paged keys and values in torch tensors, and masks of the slots that each row attends to."""
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import PAGE_SIZE, Rows
-from paceline.models.state_book import StateStore
+from paceline.models.state_book import KeepsStates, StateStore
 
 
 def unwritten_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -73,30 +73,13 @@ class TorchKVCache:
         return torch.as_tensor(np.asarray(slots, dtype=np.int64), device=self.keys.device)
 
 
-class StatefulCache(TorchKVCache):
+class StatefulCache(KeepsStates, TorchKVCache):
     """A cache of a model with recurrent layers, whose states are in the memory of the host; see `HoldsStates`."""
 
     def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(config, num_pages, device, dtype)
         assert config.recurrence is not None
         self.store = StateStore(config.recurrence)
-        self.state_bytes = self.store.state_bytes
-
-    def hold(self, num_states: int) -> None:
-        """See `HoldsStates.hold`."""
-        self.store.hold(num_states)
-
-    def can_resume(self, slot: int) -> bool:
-        """See `HoldsStates.can_resume`."""
-        return self.store.can_resume(slot)
-
-    def can_follow(self, slots: Iterable[int]) -> bool:
-        """See `HoldsStates.can_follow`."""
-        return self.store.can_follow(slots)
-
-    def only_time(self) -> None:
-        """See `HoldsStates.only_time`."""
-        self.store.only_time()
 
     def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """See `TorchKVCache.move`; a state goes to its new slot."""
