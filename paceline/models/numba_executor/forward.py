@@ -73,7 +73,7 @@ from paceline.models.numba_executor.recurrent import (
     project_gates,
     run_states,
 )  # fmt: skip
-from paceline.models.numba_executor.rowwise import layer_norm_row, norm_row, rotate
+from paceline.models.numba_executor.rowwise import copy_numbers, layer_norm_row, norm_row, rotate
 from paceline.models.numba_executor.team import barrier, take
 from paceline.models.numba_executor.warm import barrier_at, barrier_before
 
@@ -402,8 +402,7 @@ def _tap(place, thread, num_rows, hidden, scratch):
     """Copy the hidden state to tap number `place` (one thread does)."""
     if place >= 0 and thread == 0:
         size = num_rows * hidden
-        for i in range(0, size, v.LANES):
-            v.store(scratch.taps, place * size + i, v.load(scratch.hidden, i))
+        copy_numbers(scratch.hidden, 0, scratch.taps, place * size, size)
 
 
 @kernel

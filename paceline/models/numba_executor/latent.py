@@ -23,7 +23,7 @@ from paceline.models.numba_executor.kernel import OPTIONS, kernel
 from paceline.models.numba_executor.kv_cache import first_element, write_token
 from paceline.models.numba_executor.linear import product, rows_at_once
 from paceline.models.numba_executor.operand import put
-from paceline.models.numba_executor.rowwise import norm_row, rotate
+from paceline.models.numba_executor.rowwise import copy_numbers, norm_row, rotate
 from paceline.models.numba_executor.team import barrier, take
 
 LATENT_PHASES = 3
@@ -142,12 +142,6 @@ def _norm_latents(counters, phase, layer, num_threads, num_rows, shape, norm, sc
         first = take(counters, phase, size, num_rows)
 
 
-@kernel
-def _copy(source, start, size, out, out_start):
-    for i in range(0, size, v.LANES):
-        v.store(out, out_start + i, v.load(source, start + i))
-
-
 def place_latent(own, row, layer, before, thread, num_rows, angles, shape, weights, batch, scratch, keys, values):
     """See `_place`; nothing where the model has no such weights (`own` is None)."""
     raise NotImplementedError
@@ -175,7 +169,7 @@ def _place(own, row, layer, before, thread, num_rows, angles, shape, weights, ba
     expanded = num_rows * sizes.compressed + row * sizes.expanded
     if turns:
         rotate(x, shared, weights.rope_cos, weights.rope_sin, angles, half)
-    _copy(x, shared, shape.rotary, one, 0)
+    copy_numbers(x, shared, one, 0, shape.rotary)
     for i in range(dim + sizes.value, 2 * dim, v.LANES):
         v.store(one, i, v.splat(np.float32(0)))
     page, place = divmod(batch.slots[row], PAGE_SIZE)
@@ -183,6 +177,6 @@ def _place(own, row, layer, before, thread, num_rows, angles, shape, weights, ba
         if turns:
             at = row * shape.qkv + head * dim
             rotate(scratch.qkv, at, weights.rope_cos, weights.rope_sin, angles, half)
-        _copy(x, expanded + head * sizes.still, sizes.still, one, shape.rotary)
-        _copy(x, expanded + shape.heads * sizes.still + head * sizes.value, sizes.value, one, dim)
+        copy_numbers(x, expanded + head * sizes.still, one, shape.rotary, sizes.still)
+        copy_numbers(x, expanded + shape.heads * sizes.still + head * sizes.value, one, dim, sizes.value)
         write_token(keys, values, first_element(keys, shape, page, before, head), place, dim, one, 0, dim)

@@ -20,7 +20,7 @@ from paceline.models.numba_executor.experts import dot
 from paceline.models.numba_executor.gemm import PANEL
 from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.operand import put, read_row
-from paceline.models.numba_executor.rowwise import norm_row
+from paceline.models.numba_executor.rowwise import copy_numbers, norm_row
 from paceline.models.numba_executor.team import take
 from paceline.models.state_book import AGAIN, LOAD, REPEAT, SAVE
 
@@ -149,12 +149,6 @@ def run_states(phase, layer, thread, shape, eps, weights, states, scratch):
 
 
 @kernel
-def _copy(source, start, out, out_start, size):
-    for i in range(0, size, v.LANES):
-        v.store(out, out_start + i, v.load(source, start + i))
-
-
-@kernel
 def _run_channels(segment, part, layer, thread, r, weights, states, scratch):
     """Some channels of a short convolution through the steps of a segment."""
     size, channel, before = CHANNELS_AT_ONCE, part * CHANNELS_AT_ONCE, r.kernel - 1
@@ -170,7 +164,7 @@ def _run_channels(segment, part, layer, thread, r, weights, states, scratch):
             _save_inputs(states.kept, state, before, r.channels, channel, cell, 0, size, size)
             continue
         if kind == REPEAT:
-            _copy(states.inputs, (first * r.layers + layer) * r.inputs + channel, cell, own, size)
+            copy_numbers(states.inputs, (first * r.layers + layer) * r.inputs + channel, cell, own, size)
         else:
             row = first * r.columns + channel
             for j in range(0, size, v.LANES):
@@ -183,8 +177,8 @@ def _run_channels(segment, part, layer, thread, r, weights, states, scratch):
                     v.store(cell, result + j, gated)
                 put(scratch.mixed, first, r.width, channel, cell, result, size)
                 if second >= 0:
-                    _copy(cell, own, states.inputs, (second * r.layers + layer) * r.inputs + channel, size)
-        _copy(cell, size, cell, 0, before * size)  # each input is one further back
+                    copy_numbers(cell, own, states.inputs, (second * r.layers + layer) * r.inputs + channel, size)
+        copy_numbers(cell, size, cell, 0, before * size)  # each input is one further back
 
 
 @kernel
@@ -192,7 +186,7 @@ def _load_inputs(kept, state, number, before, channels, channel, cell, start, st
     """The last inputs of some channels of a state, or zeros for the state of no token."""
     for t in range(before):
         if number >= 0:
-            _copy(kept, state + t * channels + channel, cell, start + t * stride, size)
+            copy_numbers(kept, state + t * channels + channel, cell, start + t * stride, size)
         else:
             for j in range(0, size, v.LANES):
                 v.store(cell, start + t * stride + j, v.splat(np.float32(0)))
@@ -201,7 +195,7 @@ def _load_inputs(kept, state, number, before, channels, channel, cell, start, st
 @kernel
 def _save_inputs(kept, state, before, channels, channel, cell, start, stride, size):
     for t in range(before):
-        _copy(cell, start + t * stride, kept, state + t * channels + channel, size)
+        copy_numbers(cell, start + t * stride, kept, state + t * channels + channel, size)
 
 
 @kernel
@@ -253,22 +247,22 @@ def _run_head(segment, head, layer, thread, shape, eps, weights, states, scratch
                 _save_inputs(states.kept, state, before, r.channels, query_at, cell, 0, span, keys)
                 _save_inputs(states.kept, state, before, r.channels, key_at, cell, keys, span, keys)
             _save_inputs(states.kept, state, before, r.channels, value_at, cell, 2 * keys, span, values)
-            _copy(cell, matrix, states.kept, state + memory, keys * values)
+            copy_numbers(cell, matrix, states.kept, state + memory, keys * values)
             continue
         row, source, gates, gate = first * r.columns, mix, scratch.gates, first * r.gates
         if kind == REPEAT:
             row, source, gates = (first * r.layers + layer) * r.inputs, states.inputs, states.inputs
             gate = row + r.channels
-        _copy(source, row + query_at, cell, own, keys)
-        _copy(source, row + key_at, cell, own + keys, keys)
-        _copy(source, row + value_at, cell, own + 2 * keys, values)
+        copy_numbers(source, row + query_at, cell, own, keys)
+        copy_numbers(source, row + key_at, cell, own + keys, keys)
+        copy_numbers(source, row + value_at, cell, own + 2 * keys, values)
         beta, step = gates[gate + head], gates[gate + r.value_heads + head]
         if second >= 0 and kind != REPEAT and kind != AGAIN:
             kept = (second * r.layers + layer) * r.inputs
             if is_first:
-                _copy(cell, own, states.inputs, kept + query_at, keys)
-                _copy(cell, own + keys, states.inputs, kept + key_at, keys)
-            _copy(cell, own + 2 * keys, states.inputs, kept + value_at, values)
+                copy_numbers(cell, own, states.inputs, kept + query_at, keys)
+                copy_numbers(cell, own + keys, states.inputs, kept + key_at, keys)
+            copy_numbers(cell, own + 2 * keys, states.inputs, kept + value_at, values)
             states.inputs[kept + r.channels + head] = beta
             states.inputs[kept + r.channels + r.value_heads + head] = step
         taps = layer * r.kernel * r.channels
@@ -289,7 +283,7 @@ def _run_head(segment, head, layer, thread, shape, eps, weights, states, scratch
             norm_row(cell, out, weights.norm, layer * values, values, eps, cell, out)
             _gate(cell, out, mix, row + r.channels + head * values, values)
             put(scratch.mixed, first, r.width, head * values, cell, out, values)
-        _copy(cell, span, cell, 0, before * span)  # each input is one further back
+        copy_numbers(cell, span, cell, 0, before * span)  # each input is one further back
 
 
 @kernel

@@ -13,6 +13,13 @@ from paceline.models.numba_executor.kernel import kernel
 
 
 @kernel
+def copy_numbers(source, start, out, out_start, size):
+    """out[out_start : out_start + size] = source[start : start + size], in ascending order; `size` in whole vectors."""
+    for i in range(0, size, v.LANES):
+        v.store(out, out_start + i, v.load(source, start + i))
+
+
+@kernel
 def norm_row(source, source_start, weight, weight_start, size, eps, out, out_start):
     """RMS norm of one row (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight."""
     squares = v.splat(np.float32(0))
