@@ -8,7 +8,7 @@ from paceline.models.numba_executor.ahead import compile_ahead
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.kernel_cache import compiled_forward
-from tests.fakes import RandomCheckpoint, mixture_config, small_config
+from tests.fakes import RandomCheckpoint, small_config
 
 
 @kernel
@@ -34,12 +34,10 @@ def test_a_kernel_refuses_a_call_from_python():
 
 
 @pytest.mark.parametrize(("dtype", "kv_cache_dtype"), [("float32", "auto")])
-def test_what_is_compiled_ahead_is_what_a_model_needs(dtype, kv_cache_dtype, tmp_path, monkeypatch):
+def test_what_is_compiled_ahead_is_what_a_dense_model_needs(dtype, kv_cache_dtype, tmp_path, monkeypatch):
     monkeypatch.setattr(weights, "cache_dir", lambda: tmp_path)
     compile_ahead(dtype, kv_cache_dtype).join()
     known = len(compiled_forward().signatures)
     NumbaModel(RandomCheckpoint(small_config()), dtype, 2, kv_cache_dtype=kv_cache_dtype).warm_up()
-    mixture = RandomCheckpoint(mixture_config())
-    NumbaModel(mixture, dtype, 1, kv_cache_dtype=kv_cache_dtype).warm_up()
     assert len(compiled_forward().signatures) == known
     assert not list(tmp_path.glob("converted/blank*"))

@@ -1,7 +1,7 @@
 """Compiles kernels before they are needed, while weights are still downloaded and converted.
 
 Compiled code depends only on the types of the arrays, so a model of one small layer has the same kernels as every model
-of the same dtypes. Not for running models.
+of the same dtypes and parts: dense ones with attention, as the built-in models are. Not for running models.
 """
 
 import tempfile
