@@ -259,7 +259,7 @@ class NumbaModel:
             self._room = tuple(max(n, r) for n, r in zip(need, self._room, strict=True))
             scratch, size = _new_scratch(self._shape, self._operand, self._team.num_threads, *self._room), num_counters
             # Counters in turn: a thread may still be leaving the last barrier of one pass when the next begins.
-            self._scratch = [scratch._replace(counters=np.zeros(size(self._shape.layers), np.int64)) for _ in range(2)]
+            self._scratch = [scratch._replace(counters=np.zeros(size(self._shape), np.int64)) for _ in range(2)]
             self._logits.clear()
         self._scratch.reverse()
         scratch = self._scratch[0]

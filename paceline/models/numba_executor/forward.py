@@ -73,17 +73,19 @@ from paceline.models.numba_executor.recurrent import (
     project_gates,
     run_states,
 )  # fmt: skip
+from paceline.models.numba_executor.reference import refer
 from paceline.models.numba_executor.rowwise import copy_numbers, layer_norm_row, norm_row, rotate
 from paceline.models.numba_executor.team import barrier, take
 from paceline.models.numba_executor.warm import barrier_at, barrier_before
 
-PHASES_PER_LAYER = 8 + EXPERT_PHASES + INPUT_PHASES + LATENT_PHASES
 _MERGES = 6 + EXPERT_PHASES
 """The first of two phases of a layer that add what attention and feed-forward give, where it is not done at once."""
 _INPUTS = 8 + EXPERT_PHASES
 """The first phase of a layer's own input."""
 _LATENT = _INPUTS + INPUT_PHASES
 """The first phase of a layer's latents."""
+_DENSE_PHASES = 8
+"""Phases of a layer with none of these."""
 _ONE = np.float32(1)
 
 
@@ -261,6 +263,20 @@ class Scratch(NamedTuple):
     gates: np.ndarray
     cells: np.ndarray
     layer_inputs: InputScratch
+
+
+@kernel
+def phases_per_layer(shape):
+    """Phases up to the last that a layer of this model may have.
+
+    A pass finds its counters at 0 and in the cache of whichever core took chunks last: each cache line of them costs
+    a tenth of a microsecond and more, so a model has no counters for parts that it lacks.
+    """
+    if shape.latent.rank > 0:
+        return _LATENT + LATENT_PHASES
+    if shape.layer_input > 0:
+        return _INPUTS + INPUT_PHASES
+    return _INPUTS if shape.experts > 0 or shape.apart else _DENSE_PHASES
 
 
 @kernel
@@ -477,7 +493,7 @@ def _run_recurrent(w, phase, place, met, thread, num_threads, num_rows, shape, e
 def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values):
     """Attention block, then feed-forward block; returns the count of barriers met."""
     counters, hidden, sizes = scratch.counters, shape.hidden, weights.sizes[layer]
-    phase = 1 + layer * PHASES_PER_LAYER
+    phase = 1 + layer * phases_per_layer(shape)
     added = scratch.delta if shape.apart else scratch.hidden
     _tap(batch.tap_places[layer], thread, num_rows, hidden, scratch)
     _norm_rows(
@@ -636,7 +652,7 @@ def _scale_logits(phase, thread, num_threads, num_rows, shape, scratch):
 def _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch):
     """Final norm of all rows (for the tap), logits of the asked rows and where they are largest."""
     counters, hidden = scratch.counters, shape.hidden
-    phase = 1 + shape.layers * PHASES_PER_LAYER
+    phase = 1 + shape.layers * phases_per_layer(shape)
     asked = len(batch.logit_rows)
     _tap(batch.tap_places[shape.layers], thread, num_rows, hidden, scratch)
     if thread == 0:
@@ -694,6 +710,7 @@ def forward(thread, num_threads, shape, eps, weights, batch, scratch, keys, valu
         weights, batch, scratch: see the named tuples; scratch.counters must be zero.
         keys, values: flat caches [pages, layers, kv_heads, elements of a page] (`kv_cache.py`).
     """
+    shape, weights, batch, scratch = refer(shape), refer(weights), refer(batch), refer(scratch)
     num_rows = len(batch.token_ids)
     row = take(scratch.counters, 0, 1, num_rows)
     while row >= 0:
@@ -701,14 +718,14 @@ def forward(thread, num_threads, shape, eps, weights, batch, scratch, keys, valu
         row = take(scratch.counters, 0, 1, num_rows)
     met = barrier(scratch.counters, 0, num_threads)
     if shape.layer_input > 0:
-        phase = 4 + shape.layers * PHASES_PER_LAYER
+        phase = 4 + shape.layers * phases_per_layer(shape)
         met = make_inputs(phase, met, thread, num_threads, num_rows, shape, eps, weights.varied, batch, scratch)
     for layer in batch.layers:
         met = _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values)
     _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch)
 
 
-def num_counters(num_layers: int) -> int:
+def num_counters(shape: Shape) -> int:
     """Counters a pass needs: arrivals, the embedding, the phases of every layer, the head, the logits, their peaks, and
     two for inputs of layers."""
-    return 7 + num_layers * PHASES_PER_LAYER
+    return 7 + shape.layers * phases_per_layer.py_func(shape)

@@ -1,0 +1,93 @@
+"""Named tuples by reference: a kernel gets a pointer to the tuple and reads the fields that it uses.
+
+Numba passes a tuple by value, every array of it as seven numbers. The tuples of a pass are some 1,500 numbers, and a
+call that LLVM does not inline copies all of them: that took 5 % of a pass of a small model, in calls that differed from
+one version of LLVM's decisions to the next. `refer` stores a tuple once, in the frame of the entry; `reference.field`
+reads from there. A field that is itself a tuple of more than `LOADED_FIELDS` fields is a reference too, a smaller one
+is loaded.
+
+A reference is valid until the function that made it returns, and its tuple never changes. Not for Python.
+"""
+
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
+# (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.datamodel import models
+from numba.core.datamodel.registry import register_default
+from numba.core.imputils import lower_getattr_generic
+from numba.core.typing.templates import AttributeTemplate, infer_getattr
+from numba.extending import intrinsic
+
+LOADED_FIELDS = 8
+"""Most fields of a tuple that is loaded as a whole: those that kernels take apart, as `Operand` and `Blocks`."""
+
+
+class Reference(types.Type):
+    """The type of a pointer to a named tuple of type `target`."""
+
+    def __init__(self, target: types.BaseNamedTuple) -> None:
+        self.target = target
+        super().__init__(name=f"Reference({target.name})")
+
+    def field(self, name: str) -> tuple[int, Any]:
+        """Index and type of a field of the tuple."""
+        index = self.target.fields.index(name)
+        return index, self.target.types[index]
+
+
+@register_default(Reference)
+class _ReferenceModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Reference) -> None:
+        super().__init__(dmm, fe_type, dmm.lookup(fe_type.target).get_value_type().as_pointer())
+
+
+def _is_loaded(kind: Any) -> bool:
+    return not isinstance(kind, types.BaseNamedTuple) or len(kind.types) <= LOADED_FIELDS
+
+
+@infer_getattr
+class _ReferenceFields(AttributeTemplate):
+    key = Reference
+
+    def generic_resolve(self, reference: Reference, name: str) -> Any:
+        """The type of a field; None for a name that the tuple lacks, which Numba reports."""
+        if name not in reference.target.fields:
+            return None
+        kind = reference.field(name)[1]
+        return kind if _is_loaded(kind) else Reference(kind)
+
+
+@lower_getattr_generic(Reference)
+def _read_field(context: Any, builder: ir.IRBuilder, reference: Reference, value: ir.Value, name: str) -> ir.Value:
+    index, kind = reference.field(name)
+    pointer = cgutils.gep_inbounds(builder, value, 0, index)
+    return builder.load(pointer) if _is_loaded(kind) else pointer
+
+
+def _store_fields(builder: ir.IRBuilder, value: ir.Value, pointer: ir.Value) -> None:
+    """Store number by number: LLVM takes long for one store of a large aggregate."""
+    kind = value.type
+    if not isinstance(kind, (ir.LiteralStructType, ir.ArrayType)):
+        builder.store(value, pointer)
+        return
+    for index in range(len(kind.elements) if isinstance(kind, ir.LiteralStructType) else kind.count):
+        _store_fields(builder, builder.extract_value(value, index), cgutils.gep_inbounds(builder, pointer, 0, index))
+
+
+@intrinsic
+def refer(typingctx, value):
+    """A reference to a copy of the named tuple `value` in the frame of the calling function."""
+    if not isinstance(value, types.BaseNamedTuple):
+        return None
+
+    def emit(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        pointer = cgutils.alloca_once(builder, args[0].type)
+        _store_fields(builder, args[0], pointer)
+        return pointer
+
+    return Reference(value)(value), emit
