@@ -171,10 +171,10 @@ def test_a_pass_after_a_lost_state_has_counters_that_no_thread_may_still_read(ma
     model = make_engine.models[0]
     cache = model.new_cache(4)
     model.forward(build_rows([Part([0], 0, [1, 2, 3])]), cache)
-    latest = model._scratch[0].counters
+    latest = model._scratch[0].value.counters
     with pytest.raises(StateLost):
         model.forward(build_rows([Part([1, 2], 20, [1])]), cache)
-    assert model._scratch[0].counters is latest
+    assert model._scratch[0].value.counters is latest
 
 
 def test_drafts_with_some_layers_leave_few_states_to_the_texts(make_engine, monkeypatch):

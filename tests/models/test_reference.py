@@ -7,7 +7,7 @@ import pytest
 from numba.core.errors import TypingError
 
 from paceline.models.numba_executor.kernel import entry, kernel
-from paceline.models.numba_executor.reference import LOADED_FIELDS, refer
+from paceline.models.numba_executor.reference import LOADED_FIELDS, Kept, refer
 
 
 class _Small(NamedTuple):
@@ -70,6 +70,54 @@ def test_fields_are_read_through_a_reference() -> None:
     _read(outer, out)
     assert out.tolist() == [21, 40, 30, 31, 0.5, 11, 12]
     assert outer.large.d[0] == 7  # arrays are those of the caller
+
+
+@entry
+def _read_kept(outer, out):
+    out[2], out[3] = outer.even.first, outer.even[1]
+    out[0], out[1] = outer.small.values[outer.small.size - 1], outer.table[1, 0]
+    if not outer.flag and outer.nothing is None and not outer.large.c:
+        _read_large(outer.large, out)
+
+
+def test_a_kept_tuple_is_read_by_one_pass_after_another() -> None:
+    outer, out = _outer(), np.zeros(7)
+    kept = Kept(outer)
+    for d, more in ((0.0, 0), (3.0, 5)):
+        outer.large.d[0], outer.table[1, 0] = d, 40 + more  # what arrays hold may change
+        _read_kept(kept, out)
+        assert out.tolist() == [21, 40 + more, 30, 31, 0.5, 11, 12]
+        assert outer.large.d[0] == 7
+    _read_kept(Kept(outer._replace(even=_Even(1, 2))), out)
+    assert out[2:4].tolist() == [1, 2]
+
+
+class _Odd(NamedTuple):
+    """Numbers of different sizes, in an order that needs padding before, inside and after."""
+
+    head: bool
+    inner: tuple[bool, np.float32]
+    middle: np.int32
+    wide: float
+    tail: bool
+
+
+@entry
+def _read_odd(pair, out):
+    odd = pair.first
+    out[0], out[1], out[2], out[3], out[4] = odd.wide, odd.middle, odd.inner[1], odd.head, odd.tail
+    out[5], out[6] = pair.second.middle, pair.second.tail
+
+
+def test_numbers_of_different_sizes_lie_where_kernels_read_them() -> None:
+    class Pair(NamedTuple):
+        first: _Odd
+        second: _Odd
+
+    one = _Odd(True, (False, np.float32(0.25)), np.int32(-7), 1e300, True)
+    out = np.zeros(7)
+    _read_odd(Kept(Pair(one, one._replace(middle=np.int32(9), tail=False))), out)
+    assert out.tolist() == [1e300, -7, 0.25, 1, 1, 9, 0]
 
 
 @entry

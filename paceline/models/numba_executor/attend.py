@@ -191,8 +191,8 @@ def _attend_run(run, sinks, thread, batch, scratch, keys, values):
     _locate_pages(run, batch.page_tables[batch.segments[run.first // run.blocks]], page_starts, value_starts)
     _score_pages(run, scratch.qkv, keys, values, natural_lengths, num_keys, page_starts, scores)
     _finish_scores(run, sinks, scratch.qkv, keys, values, natural_lengths, num_keys, branch_slots, page_starts, scores)
-    if len(scratch.page_mass) > 0:
-        _weigh_pages(run, scores, natural_lengths, num_keys, scratch.page_mass, batch.page_tables.shape[1])
+    if len(batch.page_mass) > 0:
+        _weigh_pages(run, scores, natural_lengths, num_keys, batch.page_mass, batch.page_tables.shape[1])
     _mix_values(run, values, natural_lengths, num_keys, branch_slots, page_starts, value_starts, scores, sums)
     _put_sums(run, scores, sums, scratch.qkv, scratch.mixed)
 

@@ -28,6 +28,7 @@ from paceline.models.numba_executor.layer_table import layer_table
 from paceline.models.numba_executor.operand import Operand, activations_of, new_operand
 from paceline.models.numba_executor.races import UNDECIDED
 from paceline.models.numba_executor.recurrent import NO_STATES, States, new_cells
+from paceline.models.numba_executor.reference import Kept
 from paceline.models.numba_executor.team import Team
 from paceline.models.numba_executor.varied_cache import VariedCache
 from paceline.models.numba_executor.weights import BLOCKS, load_weights, shape_of
@@ -95,6 +96,7 @@ class NumbaModel:
             rope_cos=no_tables,
             rope_sin=no_tables,
         )
+        self._kept_shape, self._kept_weights = Kept(self._shape), Kept(self._weights)
         self._team = Team(num_threads)
         self._layers = np.arange(self._shape.layers)
         self._eps = np.float32(self._config.norm_eps)
@@ -103,7 +105,7 @@ class NumbaModel:
         self._forget_scratch()
 
     def _forget_scratch(self) -> None:
-        self._scratch: list[Scratch] = []
+        self._scratch: list[Kept[Scratch]] = []
         self._logits: dict[int, np.ndarray] = {}
         self._room = (0, 0, 0, 0)
 
@@ -119,6 +121,7 @@ class NumbaModel:
         view = copy.copy(self)
         scored = min(size, self._shape.scored)
         view._shape = self._shape._replace(vocab=padded_rows(scored), scored=scored)
+        view._kept_shape = Kept(view._shape)
         view._forget_scratch()
         return view
 
@@ -152,7 +155,7 @@ class NumbaModel:
         """Number of experts used in each layer that has experts, in the latest pass; 0 before the first and for dense
         models."""
         if self._scratch:
-            return self._scratch[0].experts.touched.copy()
+            return self._scratch[0].value.experts.touched.copy()
         return np.zeros(self._shape.layers - self._shape.dense_layers, np.int64)
 
     def close(self) -> None:
@@ -200,13 +203,14 @@ class NumbaModel:
         context = max(rows.positions.tolist()) + 1
         self._extend_tables(context)
         states = self._states(rows, cache)  # may raise; counters take turns, and after `_lend` a pass must run
-        scratch = self._lend(num_rows, asked, context, len(taps), page_mass)
+        kept = self._lend(num_rows, asked, context, len(taps))
+        scratch = kept.value
         batch = Batch(
             rows.token_ids, rows.positions, rows.slots, rows.segments, rows.page_tables, rows.natural_lengths,
-            rows.branch_slots, rows.logit_rows, rows.lengths, self._places_of(taps), self._layers, states,
+            rows.branch_slots, rows.logit_rows, rows.lengths, self._places_of(taps), self._layers, page_mass, states,
         )  # fmt: skip
         args = (
-            self._team.num_threads, self._shape, self._eps, self._weights, batch, scratch,
+            self._team.num_threads, self._kept_shape, self._eps, self._kept_weights, batch, kept,
             flat(cache.keys), flat(cache.values),
         )  # fmt: skip
         if self._forward is None:
@@ -247,8 +251,9 @@ class NumbaModel:
             return
         cos, sin = rotary_tables(self._config, max(context, 2 * known, 1024))
         self._weights = self._weights._replace(rope_cos=cos.reshape(-1), rope_sin=sin.reshape(-1))
+        self._kept_weights = Kept(self._weights)
 
-    def _lend(self, num_rows: int, asked: int, context: int, num_taps: int, page_mass: np.ndarray) -> Scratch:
+    def _lend(self, num_rows: int, asked: int, context: int, num_taps: int) -> Kept[Scratch]:
         """Buffers for the pass, kept between passes and enlarged when needed, with counters at zero.
 
         Contexts grow with every step, so buffers are made for twice the context length.
@@ -259,12 +264,12 @@ class NumbaModel:
             self._room = tuple(max(n, r) for n, r in zip(need, self._room, strict=True))
             scratch, size = _new_scratch(self._shape, self._operand, self._team.num_threads, *self._room), num_counters
             # Counters in turn: a thread may still be leaving the last barrier of one pass when the next begins.
-            self._scratch = [scratch._replace(counters=np.zeros(size(self._shape), np.int64)) for _ in range(2)]
+            counters = (np.zeros(size(self._shape), np.int64) for _ in range(2))
+            self._scratch = [Kept(scratch._replace(counters=one)) for one in counters]
             self._logits.clear()
         self._scratch.reverse()
-        scratch = self._scratch[0]
-        scratch.counters[:] = 0
-        return scratch if page_mass is NOT_WEIGHED else scratch._replace(page_mass=page_mass)
+        self._scratch[0].value.counters[:] = 0
+        return self._scratch[0]
 
 
 def _new_scratch(
@@ -290,7 +295,6 @@ def _new_scratch(
         logits=floats(asked * shape.vocab),
         peaks=np.zeros(asked * num_threads, np.int64),
         taps=floats(tapped_rows * shape.hidden),
-        page_mass=NOT_WEIGHED,
         row=floats(num_threads, max(shape.hidden, 2 * shape.head_dim if shape.latent.rank else 0)),
         gate_up=floats(num_threads, rows * 2 * PANEL),
         wide=floats(num_threads, PANEL * depth),

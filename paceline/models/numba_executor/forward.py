@@ -222,7 +222,8 @@ class Batch(NamedTuple):
     """The arrays of `models.base.Rows`, and what to do with them.
 
     `tap_places` [layers + 2] is the place of each tap in `taps`, or -1: what enters a layer, what leaves the last one,
-    and what leaves the final norm. `layers` are those to run, ascending.
+    and what leaves the final norm. `layers` are those to run, ascending. Attention is added to `page_mass` [M, heads,
+    pages] unless that is empty.
     """
 
     token_ids: np.ndarray
@@ -236,6 +237,7 @@ class Batch(NamedTuple):
     num_keys: np.ndarray
     tap_places: np.ndarray
     layers: np.ndarray
+    page_mass: np.ndarray
     states: States
 
 
@@ -252,7 +254,6 @@ class Scratch(NamedTuple):
     logits: np.ndarray
     peaks: np.ndarray
     taps: np.ndarray
-    page_mass: np.ndarray
     row: np.ndarray
     gate_up: np.ndarray
     wide: np.ndarray
@@ -707,10 +708,10 @@ def forward(thread, num_threads, shape, eps, weights, batch, scratch, keys, valu
     Args:
         thread, num_threads: this member of the team.
         shape, eps: sizes, and the norm's epsilon as float32.
-        weights, batch, scratch: see the named tuples; scratch.counters must be zero.
+        weights, batch, scratch: see the named tuples; scratch.counters must be zero. All but `batch` are `Kept`.
         keys, values: flat caches [pages, layers, kv_heads, elements of a page] (`kv_cache.py`).
     """
-    shape, weights, batch, scratch = refer(shape), refer(weights), refer(batch), refer(scratch)
+    batch = refer(batch)
     num_rows = len(batch.token_ids)
     row = take(scratch.counters, 0, 1, num_rows)
     while row >= 0:

@@ -12,16 +12,23 @@ A reference is valid until the function that made it returns, and its tuple neve
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
 # (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
 
-from typing import Any
+import struct
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Generic, TypeVar
 
+import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import typeof, types
 from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.core.datamodel.registry import register_default
 from numba.core.imputils import lower_getattr_generic
+from numba.core.registry import cpu_target
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
-from numba.extending import intrinsic
+from numba.extending import NativeValue, intrinsic, unbox
+
+T = TypeVar("T", bound=tuple)
 
 LOADED_FIELDS = 8
 """Most fields of a tuple that is loaded as a whole: those that kernels take apart, as `Operand` and `Blocks`."""
@@ -91,3 +98,62 @@ def refer(typingctx, value):
         return pointer
 
     return Reference(value)(value), emit
+
+
+class Kept(Generic[T]):
+    """A named tuple where kernels can read it; it is given to an entry in the tuple's place.
+
+    Args:
+        value: a named tuple of arrays, numbers, None and such tuples. A reference is valid as long as this object is.
+    """
+
+    __slots__ = ("_memory", "_numba_type_", "address", "value")
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+        kind = typeof(value)
+        self._numba_type_ = Reference(kind)
+        self._memory = np.frombuffer(bytearray(struct.pack(_layout(kind), *_numbers(value))), np.uint8)
+        self.address = self._memory.ctypes.data
+
+
+@unbox(Reference)
+def _address_of(kind: Reference, kept: ir.Value, c: Any) -> NativeValue:
+    """The address that a `Kept` has."""
+    number = c.pyapi.object_getattr_string(kept, "address")
+    address = c.pyapi.long_as_longlong(number)
+    c.pyapi.decref(number)
+    return NativeValue(c.builder.inttoptr(address, c.context.get_value_type(kind)), c.pyapi.c_api_error())
+
+
+@cache
+def _layout(kind: Any) -> str:
+    """The format, as the module `struct` names it, of a tuple of this type in a kernel's memory."""
+    layout = _format(kind)
+    size = cpu_target.target_context.get_abi_sizeof(cpu_target.target_context.get_value_type(kind))
+    assert struct.calcsize(layout) == size, (layout, size)
+    return layout
+
+
+def _format(kind: Any) -> str:
+    """A tuple begins and ends where its widest number may ("0q" and the like are padding)."""
+    if isinstance(kind, types.BaseTuple):
+        inside = "".join(map(_format, kind.types))
+        edge = "0q" if set(inside) & set("qPd") else "0f" if set(inside) & set("fi") else ""
+        return edge + inside + edge
+    if isinstance(kind, types.Array):
+        return "PPqqP" + 2 * kind.ndim * "q"  # as Numba's `ArrayModel`
+    if isinstance(kind, types.NoneType):
+        return "P"
+    return {types.boolean: "?", types.int32: "i", types.int64: "q", types.float32: "f", types.float64: "d"}[kind]
+
+
+def _numbers(value: Any) -> Iterator[Any]:
+    """What `_format` names, one after the other."""
+    if isinstance(value, tuple):
+        for field in value:
+            yield from _numbers(field)
+    elif isinstance(value, np.ndarray):
+        yield from (0, 0, value.size, value.itemsize, value.ctypes.data, *value.shape, *value.strides)
+    else:
+        yield 0 if value is None else value

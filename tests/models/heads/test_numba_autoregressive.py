@@ -88,7 +88,7 @@ def test_threads_that_leave_a_run_late_find_its_counters_as_they_were(target, mo
     def watched(kernel, *args):
         run(kernel, *args)
         work = args[6]
-        counters.append((work.counters, work.counters.copy()))
+        counters.append((work.value.counters, work.value.counters.copy()))
 
     draft()  # makes room
     monkeypatch.setattr(machine._team, "run", watched)

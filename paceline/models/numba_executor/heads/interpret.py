@@ -95,7 +95,6 @@ class Work(NamedTuple):
     floats: np.ndarray
     codes: Operand
     places: np.ndarray
-    page_mass: np.ndarray
     row: np.ndarray
     gate_up: np.ndarray
     wide: np.ndarray
@@ -107,7 +106,6 @@ class _Attending(NamedTuple):
 
     qkv: np.ndarray
     mixed: Operand
-    page_mass: np.ndarray
     attention: AttentionScratch
 
 
@@ -119,6 +117,7 @@ class _Rows(NamedTuple):
     num_keys: np.ndarray
     branch_slots: np.ndarray
     page_tables: np.ndarray
+    page_mass: np.ndarray
 
 
 class _Depth(NamedTuple):
@@ -166,11 +165,12 @@ def _attend(number, op, first, count, num_threads, shape, batch, work, keys, val
     rows = _Rows(
         batch.segments[first:end], batch.natural_lengths[first:end], batch.num_keys[first:end],
         batch.branch_slots[first:end], batch.page_tables,
+        work.floats[:0],
     )  # fmt: skip
     lent = _Attending(
         work.floats[work.places[op[SOURCE], 0] :],
         operand_from(codes, target),
-        work.page_mass, work.attention,
+        work.attention,
     )  # fmt: skip
     total = count * shape.kv_heads * blocks_per_group(shape)
     size = blocks_at_once(count, len(batch.page_tables), num_threads, shape)
@@ -203,7 +203,7 @@ def run(thread, num_threads, operations, shape, eps, store, batch, work, keys, v
         thread, num_threads: this member of the team.
         operations: [n, NUM_COLUMNS] int64.
         shape, eps: attention's shape, and the norms' epsilon as float32.
-        store, batch, work: see the named tuples; work.counters [n + 1] must be zero.
+        store, batch, work: see the named tuples; work.counters [n + 1] must be zero. All but `batch` are `Kept`.
         keys, values: flat caches [pages, layers, kv_heads, 16 * head_dim].
     """
     met = 0

@@ -15,7 +15,6 @@ from paceline.models.architecture.rope import inverse_frequencies
 from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.kernel_disk import keep_on_disk
 from paceline.models.numba_executor.attend import new_attention_scratch
-from paceline.models.numba_executor.executor import NOT_WEIGHED
 from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, padded_rows
 from paceline.models.numba_executor.heads.interpret import Batch, Store, Work, run
@@ -23,6 +22,7 @@ from paceline.models.numba_executor.heads.program import Buffer, Program
 from paceline.models.numba_executor.kernel import kernel_sources, machine_code
 from paceline.models.numba_executor.kv_cache import GROUP, NumbaCache, flat, new_kv_cache
 from paceline.models.numba_executor.operand import activations_of, new_operand
+from paceline.models.numba_executor.reference import Kept
 from paceline.models.numba_executor.team import Team
 
 
@@ -64,6 +64,7 @@ class Machine:
         nothing = np.zeros(0, np.float32)
         self.store = Store(**store, rope_cos=nothing, rope_sin=nothing)
         self.shape = shape_of_layers(layer, num_layers)
+        self._kept_store, self._kept_shape = Kept(self.store), Kept(self.shape)
         self._buffers, self._layer, self._team = buffers, layer, team
         self.dtype, self._eps = dtype, np.float32(eps)
         self._cache_dtype = "float16" if cache_dtype == "int8" and self.shape.head_dim % GROUP else cache_dtype
@@ -84,9 +85,10 @@ class Machine:
             need = (num_rows, num_asked, longer, num_operations)
             self._room = tuple(max(n, r) for n, r in zip(need, self._room, strict=True))
             self._work = self._new_work(*self._room)
-            # Two sets in turn: a thread may still be leaving the last barrier of one run when the next begins. Runs
-            # alone have their own, for nobody waits for the other threads in them.
-            *self._counters, self._counters_alone = (np.zeros(self._room[3] + 1, np.int64) for _ in range(3))
+            # Two sets of counters in turn: a thread may still be leaving the last barrier of one run when the next
+            # begins. Runs alone have their own, for nobody waits for the other threads in them.
+            counters = (np.zeros(self._room[3] + 1, np.int64) for _ in range(3))
+            *self._lent, self._lent_alone = (Kept(self._work._replace(counters=one)) for one in counters)
         self._extend_tables(context)
 
     def floats(self, buffer: Buffer, num_rows: int) -> np.ndarray:
@@ -103,12 +105,11 @@ class Machine:
         """
         assert self._work is not None
         if not alone:
-            self._counters.reverse()
-        counters = self._counters_alone if alone else self._counters[0]
-        counters[:] = 0
-        work = self._work._replace(counters=counters)
+            self._lent.reverse()
+        work = self._lent_alone if alone else self._lent[0]
+        work.value.counters[:] = 0
         keys, values = (self._no_cache, self._no_cache) if cache is None else (flat(cache.keys), flat(cache.values))
-        rest = table, self.shape, self._eps, self.store, batch, work, keys, values
+        rest = table, self._kept_shape, self._eps, self._kept_store, batch, work, keys, values
         if self._run is None:
             self._run = machine_code(compiled_run(), 0, 1, *rest)
         if alone:
@@ -127,6 +128,7 @@ class Machine:
         angles = np.arange(length)[:, None] * frequencies
         cos, sin = (f(angles).astype(np.float32).reshape(-1) for f in (np.cos, np.sin))
         self.store = self.store._replace(rope_cos=cos, rope_sin=sin)
+        self._kept_store = Kept(self.store)
 
     def _new_work(self, rows: int, asked: int, context: int, num_operations: int) -> Work:
         threads = self._team.num_threads
@@ -145,7 +147,6 @@ class Machine:
             floats=floats(size[False]),
             codes=new_operand(size[True], activations_of(self.dtype)),
             places=places,
-            page_mass=NOT_WEIGHED,
             row=floats(threads, widest),
             gate_up=floats(threads, max(rows, asked) * 2 * PANEL),
             wide=floats(threads, PANEL * deepest),
