@@ -22,7 +22,6 @@ from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.resolve import ModelSource
-from paceline.models.rows import Part, build_rows
 from paceline.models.state_book import StateLost
 from paceline.models.torch_executor import TorchModel
 from paceline.speculation import CostProfile
@@ -165,16 +164,6 @@ def test_lost_states_are_computed_again(make_engine, plain):
     engine.cache.store.book.plan = plan
     assert told(run_all(engine, params=EACH)) == plain
     assert lost == 3
-
-
-def test_a_pass_after_a_lost_state_has_counters_that_no_thread_may_still_read(make_engine):
-    model = make_engine.models[0]
-    cache = model.new_cache(4)
-    model.forward(build_rows([Part([0], 0, [1, 2, 3])]), cache)
-    latest = model._scratch[0].value.counters
-    with pytest.raises(StateLost):
-        model.forward(build_rows([Part([1, 2], 20, [1])]), cache)
-    assert model._scratch[0].value.counters is latest
 
 
 def test_drafts_with_some_layers_leave_few_states_to_the_texts(make_engine, monkeypatch):

@@ -76,7 +76,7 @@ def forward_of(dtype: str, kept: str):
     from paceline.models.numba_executor.ahead import _Blank, _in_memory
     from paceline.models.numba_executor.executor import NumbaModel
     from paceline.models.numba_executor.forward import forward
-    from paceline.models.numba_executor.team import Team
+    from paceline.models.numba_executor.team import Team, new_slot
 
     taken = []
     with (
@@ -84,7 +84,7 @@ def forward_of(dtype: str, kept: str):
         mock.patch.object(product, "addresses", lambda form: (0, 0)),
     ):
         NumbaModel(_Blank(), dtype, 1, kv_cache_dtype=kept, load=_in_memory).warm_up()
-    return forward.py_func, (typeof(0), *map(typeof, taken[0]))
+    return forward.py_func, (typeof(new_slot()), typeof(taken[0]))
 
 
 def main(triple: str, pretended: str, *wanted: str) -> None:

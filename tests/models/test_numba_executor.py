@@ -306,8 +306,8 @@ def test_attention_by_page_equals_the_reference_and_adds_up():
 def test_a_growing_context_gets_new_buffers_seldom(model):
     cache = model.new_cache(16)
     run(model, cache, Part(range(16), 0, TOKENS[:60]))
-    used = [id(model._scratch[0].value.attention.scores)]
+    used = [id(model._scratch.value.attention.scores)]
     for position in range(60, 120):
         run(model, cache, Part(range(16), position, [5]))
-        used.append(id(model._scratch[0].value.attention.scores))
+        used.append(id(model._scratch.value.attention.scores))
     assert sum(a != b for a, b in pairwise(used)) <= 1

@@ -6,18 +6,28 @@ import pytest
 from paceline.engine.drawing import Scores
 from paceline.models.base import ForwardOutput
 from paceline.models.numba_executor.executor import NumbaModel
-from paceline.models.numba_executor.kernel import entry
+from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.peaks import UNKNOWN, find_peaks
-from paceline.models.numba_executor.team import Team
+from paceline.models.numba_executor.reference import refer, stored
+from paceline.models.numba_executor.team import Team, join, post
 from paceline.models.rows import Part, build_rows
 from paceline.sampling import Warper
 from paceline.types import SamplingParams
 from tests.fakes import RandomCheckpoint, small_config
 
 
-@entry
-def peaks_of(thread, num_threads, counters, logits, num_rows, width, size, peaks):
+@kernel
+def _peaks_of(thread, args):
+    num_threads, counters, logits, num_rows, width, size, peaks = stored(args)
     find_peaks(counters, 0, 0, thread, num_threads, logits, num_rows, width, size, peaks)
+
+
+@entry
+def peaks_of(slot, args):
+    args = refer(args)
+    post(slot, _peaks_of, args)
+    _peaks_of(0, args)
+    join(slot)
 
 
 def found(logits: np.ndarray, size: int, num_threads: int) -> list[int]:

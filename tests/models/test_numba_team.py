@@ -1,5 +1,8 @@
 """The team's threads end with it, and hold nothing while they wait."""
 
+# pyright: reportCallIssue=false, reportArgumentType=false
+# (an intrinsic has another signature in compiled code than in Python)
+
 import gc
 import threading
 import time
@@ -7,15 +10,43 @@ import weakref
 
 import numpy as np
 import pytest
-from numba import njit
 
 from paceline.errors import EngineDead, PacelineError
-from paceline.models.numba_executor.team import Team
+from paceline.models.numba_executor import team as team_module
+from paceline.models.numba_executor.kernel import entry, kernel
+from paceline.models.numba_executor.reference import refer, stored
+from paceline.models.numba_executor.team import Team, acquire, join, post, yield_processor
 
 
-@njit(nogil=True)
-def touch(thread, values):
+@kernel
+def _touch(thread, args):
+    (values,) = stored(args)
     values[thread] += 1
+
+
+@entry
+def touch(slot, args):
+    args = refer(args)
+    post(slot, _touch, args)
+    _touch(0, args)
+    join(slot)
+
+
+@kernel
+def _wait_for(thread, args):
+    values, done = stored(args)
+    if thread > 0:
+        while acquire(done, 0) == 0:
+            yield_processor()
+    values[thread] += 1
+
+
+@entry
+def wait_for(slot, args):
+    args = refer(args)
+    post(slot, _wait_for, args)
+    _wait_for(0, args)
+    join(slot)
 
 
 def soon(condition) -> bool:
@@ -32,9 +63,74 @@ def team_threads() -> list[threading.Thread]:
 
 def test_every_member_runs_the_kernel():
     team, values = Team(3), np.zeros(3)
-    team.run(touch, values)
-    assert soon(lambda: values.tolist() == [1, 1, 1])
+    for times in range(1, 1000):
+        team.run(touch, values)
+        assert values.tolist() == [times, times, times]  # nobody is still at work when a run ends
     team.close()
+
+
+def test_members_that_sleep_are_woken():
+    team, values, active = Team(3), np.zeros(3), [team_module._ACTIVE + index * team_module._LINE for index in (1, 2)]
+    for times in range(1, 4):
+        team.run(touch, values)
+        assert values.tolist() == [times, times, times]
+        assert soon(lambda: not team._slot[active].any())  # an idle team uses no processor
+    team.close()
+
+
+def test_members_go_to_sleep_while_runs_begin():
+    """Pauses about as long as a member waits actively, so that runs begin while members go to sleep."""
+    team, values, pause = Team(3), np.zeros(3), np.random.default_rng(1)
+    for _ in range(300):
+        team.run(touch, values)
+        time.sleep(pause.uniform(0, 0.006))
+    assert values.tolist() == [300, 300, 300]
+    team.close()
+
+
+def test_runs_of_several_threads_come_one_after_the_other():
+    team, values = Team(2), np.zeros(2)
+
+    def ask() -> None:
+        for _ in range(500):
+            team.run(touch, values)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(30)
+    assert values.tolist() == [2000, 2000]
+    team.close()
+
+
+def test_a_run_that_fails_before_it_begins_leaves_the_team_as_it_was():
+    team, values = Team(2), np.zeros(2)
+
+    def interrupted(slot, args):
+        raise KeyboardInterrupt
+
+    team.run(touch, values)
+    with pytest.raises(KeyboardInterrupt):
+        team.run(interrupted, values)
+    assert soon(lambda: not team._slot[team_module._ACTIVE + team_module._LINE])  # it sleeps
+    team.run(touch, values)
+    assert values.tolist() == [2, 2]
+    team.close()
+
+
+def test_a_team_that_is_closed_in_a_run_ends_after_it():
+    team, values, done = Team(2), np.zeros(2), np.zeros(1, np.int64)
+    leader = threading.Thread(target=team.run, args=(wait_for, values, done))
+    leader.start()
+    assert soon(lambda: values[0] == 1)
+    team.close()
+    assert values.tolist() == [1, 0]
+    done[0] = 1
+    leader.join(10)
+    assert values.tolist() == [1, 1]
+    with pytest.raises(EngineDead):
+        team.run(touch, values)
 
 
 @pytest.mark.parametrize("closed", [True, False])

@@ -29,7 +29,7 @@ from paceline.models.numba_executor.operand import Operand, activations_of, new_
 from paceline.models.numba_executor.races import UNDECIDED
 from paceline.models.numba_executor.recurrent import NO_STATES, States, new_cells
 from paceline.models.numba_executor.reference import Kept
-from paceline.models.numba_executor.team import Team
+from paceline.models.numba_executor.team import Team, new_slot
 from paceline.models.numba_executor.varied_cache import VariedCache
 from paceline.models.numba_executor.weights import BLOCKS, load_weights, shape_of
 from paceline.models.rows import Part, build_rows
@@ -105,7 +105,7 @@ class NumbaModel:
         self._forget_scratch()
 
     def _forget_scratch(self) -> None:
-        self._scratch: list[Kept[Scratch]] = []
+        self._scratch: Kept[Scratch] | None = None
         self._logits: dict[int, np.ndarray] = {}
         self._room = (0, 0, 0, 0)
 
@@ -155,7 +155,7 @@ class NumbaModel:
         """Number of experts used in each layer that has experts, in the latest pass; 0 before the first and for dense
         models."""
         if self._scratch:
-            return self._scratch[0].value.experts.touched.copy()
+            return self._scratch.value.experts.touched.copy()
         return np.zeros(self._shape.layers - self._shape.dense_layers, np.int64)
 
     def close(self) -> None:
@@ -202,7 +202,7 @@ class NumbaModel:
         num_rows, asked = len(rows.token_ids), len(rows.logit_rows)
         context = max(rows.positions.tolist()) + 1
         self._extend_tables(context)
-        states = self._states(rows, cache)  # may raise; counters take turns, and after `_lend` a pass must run
+        states = self._states(rows, cache)
         kept = self._lend(num_rows, asked, context, len(taps))
         scratch = kept.value
         batch = Batch(
@@ -214,7 +214,7 @@ class NumbaModel:
             flat(cache.keys), flat(cache.values),
         )  # fmt: skip
         if self._forward is None:
-            self._forward = machine_code(compiled_forward(), 0, *args)
+            self._forward = machine_code(compiled_forward(), new_slot(), args)
         self._team.run(self._forward, *args)
         logits = self._logits.get(asked)
         if logits is None:
@@ -259,17 +259,13 @@ class NumbaModel:
         Contexts grow with every step, so buffers are made for twice the context length.
         """
         need = (num_rows, asked, context, num_taps * num_rows)
-        if not self._scratch or any(n > r for n, r in zip(need, self._room, strict=True)):
+        if self._scratch is None or any(n > r for n, r in zip(need, self._room, strict=True)):
             need = (num_rows, asked, context if context <= self._room[2] else 2 * context, num_taps * num_rows)
             self._room = tuple(max(n, r) for n, r in zip(need, self._room, strict=True))
-            scratch, size = _new_scratch(self._shape, self._operand, self._team.num_threads, *self._room), num_counters
-            # Counters in turn: a thread may still be leaving the last barrier of one pass when the next begins.
-            counters = (np.zeros(size(self._shape), np.int64) for _ in range(2))
-            self._scratch = [Kept(scratch._replace(counters=one)) for one in counters]
+            self._scratch = Kept(_new_scratch(self._shape, self._operand, self._team.num_threads, *self._room))
             self._logits.clear()
-        self._scratch.reverse()
-        self._scratch[0].value.counters[:] = 0
-        return self._scratch[0]
+        self._scratch.value.counters[:] = 0
+        return self._scratch
 
 
 def _new_scratch(
@@ -285,7 +281,7 @@ def _new_scratch(
         shape.latent.rank, shape.latent.query_rank, shape.recurrent.width, shape.layer_input,
     )  # fmt: skip
     return Scratch(
-        counters=np.zeros(0, np.int64),
+        counters=np.zeros(num_counters(shape), np.int64),
         hidden=floats(rows * shape.hidden),
         delta=floats(rows * shape.hidden if shape.apart else 0),
         normed=operand(max(rows, asked) * shape.hidden),

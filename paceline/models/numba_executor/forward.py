@@ -1,4 +1,4 @@
-"""One pass of a decoder-only transformer as one compiled function: `forward(thread, ...)`.
+"""One pass of a decoder-only transformer as one compiled function: `forward`.
 
 `Shape` and the presence of vectors determine the parts of a layer (norms before or after, a gate, biases, windows,
 caps, factors); no family is known here.
@@ -73,9 +73,9 @@ from paceline.models.numba_executor.recurrent import (
     project_gates,
     run_states,
 )  # fmt: skip
-from paceline.models.numba_executor.reference import refer
+from paceline.models.numba_executor.reference import refer, stored
 from paceline.models.numba_executor.rowwise import copy_numbers, layer_norm_row, norm_row, rotate
-from paceline.models.numba_executor.team import barrier, take
+from paceline.models.numba_executor.team import barrier, join, post, take
 from paceline.models.numba_executor.warm import barrier_at, barrier_before
 
 _MERGES = 6 + EXPERT_PHASES
@@ -701,8 +701,8 @@ def _embed_row(row, shape, weights, batch, scratch):
             v.store(scratch.hidden, start + i, x)
 
 
-@entry
-def forward(thread, num_threads, shape, eps, weights, batch, scratch, keys, values):
+@kernel
+def _run(thread, num_threads, shape, eps, weights, batch, scratch, keys, values):
     """One pass; at the end scratch.logits holds [asked rows, padded vocabulary], scratch.peaks what `find_peaks` gives.
 
     Args:
@@ -724,6 +724,20 @@ def forward(thread, num_threads, shape, eps, weights, batch, scratch, keys, valu
     for layer in batch.layers:
         met = _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values)
     _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch)
+
+
+@kernel
+def _follow(thread, args):
+    _run(thread, *stored(args))
+
+
+@entry
+def forward(slot, args):
+    """`_run(thread, *args)` on every member of the team that this job slot belongs to."""
+    args = refer(args)
+    post(slot, _follow, args)
+    _follow(0, args)
+    join(slot)
 
 
 def num_counters(shape: Shape) -> int:

@@ -35,9 +35,9 @@ LOADED_FIELDS = 8
 
 
 class Reference(types.Type):
-    """The type of a pointer to a named tuple of type `target`."""
+    """The type of a pointer to a tuple of type `target`, whose fields have names or only places."""
 
-    def __init__(self, target: types.BaseNamedTuple) -> None:
+    def __init__(self, target: types.BaseTuple) -> None:
         self.target = target
         super().__init__(name=f"Reference({target.name})")
 
@@ -63,7 +63,7 @@ class _ReferenceFields(AttributeTemplate):
 
     def generic_resolve(self, reference: Reference, name: str) -> Any:
         """The type of a field; None for a name that the tuple lacks, which Numba reports."""
-        if name not in reference.target.fields:
+        if name not in getattr(reference.target, "fields", ()):
             return None
         kind = reference.field(name)[1]
         return kind if _is_loaded(kind) else Reference(kind)
@@ -88,8 +88,8 @@ def _store_fields(builder: ir.IRBuilder, value: ir.Value, pointer: ir.Value) -> 
 
 @intrinsic
 def refer(typingctx, value):
-    """A reference to a copy of the named tuple `value` in the frame of the calling function."""
-    if not isinstance(value, types.BaseNamedTuple):
+    """A reference to a copy of the tuple `value` in the frame of the calling function."""
+    if not isinstance(value, types.BaseTuple):
         return None
 
     def emit(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -98,6 +98,30 @@ def refer(typingctx, value):
         return pointer
 
     return Reference(value)(value), emit
+
+
+@intrinsic
+def stored(typingctx, reference):
+    """The tuple that a reference points to."""
+    if not isinstance(reference, Reference):
+        return None
+
+    def emit(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return _load_fields(builder, args[0], context.get_value_type(sig.return_type))
+
+    return reference.target(reference), emit
+
+
+def _load_fields(builder: ir.IRBuilder, pointer: ir.Value, kind: Any) -> ir.Value:
+    """What `_store_fields` stored."""
+    if not isinstance(kind, (ir.LiteralStructType, ir.ArrayType)):
+        return builder.load(pointer)
+    value = ir.Constant(kind, ir.Undefined)
+    for index in range(len(kind.elements) if isinstance(kind, ir.LiteralStructType) else kind.count):
+        field = kind.elements[index] if isinstance(kind, ir.LiteralStructType) else kind.element
+        one = _load_fields(builder, cgutils.gep_inbounds(builder, pointer, 0, index), field)
+        value = builder.insert_value(value, one, index)
+    return value
 
 
 class Kept(Generic[T]):

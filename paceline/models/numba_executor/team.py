@@ -5,6 +5,11 @@ pass as one compiled call without the GIL; between phases threads meet at a barr
 phase they take chunks of work from a shared counter, so that a slow core delays the others little. The result of a
 chunk does not depend on the thread that computes it.
 
+To wake a thread takes 0.1 ms, most of it until its processor has left its sleep, and then it waits for the GIL. A pass
+of a small model takes 2.5 ms, and the next comes a quarter of a millisecond later: so after a pass a thread waits actively
+for a while (`wait_actively`). In compiled code it watches the team's job slot, an array in which the leader puts the
+next pass (`post`). A thread that sleeps when a pass is announced is woken through Python.
+
 Not for what is computed (`forward.py`).
 """
 
@@ -16,18 +21,28 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cache
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from paceline.errors import EngineDead, PacelineError
+from paceline.models.kernel_disk import keep_on_disk
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.kernel import kernel
+from paceline.models.numba_executor.kernel import entry, kernel, kernel_sources, machine_code
 from paceline.models.processors import usable_cores
 
 SPINS_BEFORE_YIELD = 4000
+YIELDS_BEFORE_SLEEP = 12_000
+"""How often a thread without work lets others run before it sleeps: 2 ms; steps of an engine are shorter than that."""
+_I64 = ir.IntType(64)
+_LINE = v.CACHE_LINE // 8
+_POSTED, _CODE, _ARGS, _PENDING, _DONE, _ACTIVE = 0, _LINE, _LINE + 1, 2 * _LINE, 3 * _LINE, 4 * _LINE
+"""Places in a job slot: passes posted; the code of the latest and its arguments; whether one was announced; how often a
+member has finished one; and, a cache line for each thread from the leader's on, whether it waits actively."""
 _YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 """The system's function without arguments that lets another thread of this processor run."""
 
@@ -38,7 +53,7 @@ def fetch_add(typingctx, counters, index, amount):
 
     def emit(context, builder, sig, args):
         pointer = v.element_pointer(context, builder, counters, args[0], args[1])
-        return builder.atomic_rmw("add", pointer, args[2], "acq_rel")
+        return builder.atomic_rmw("add", pointer, args[2], "seq_cst")
 
     return types.int64(counters, types.intp, types.int64), emit
 
@@ -52,6 +67,51 @@ def acquire(typingctx, counters, index):
         return builder.load_atomic(pointer, "acquire", 8)
 
     return types.int64(counters, types.intp), emit
+
+
+@intrinsic
+def exchange(typingctx, array, index, value):
+    """Atomically array[index] = value; nothing before it is read or written after it, nor the other way round."""
+
+    def emit(context, builder, sig, args):
+        pointer = v.element_pointer(context, builder, array, args[0], args[1])
+        return builder.atomic_rmw("xchg", pointer, args[2], "seq_cst")
+
+    return types.int64(array, types.intp, types.int64), emit
+
+
+@intrinsic
+def post(typingctx, slot, follow, args):
+    """Have every other member run `follow(thread, args)`, with `args` a reference; `join` waits until all have."""
+    arguments = types.int64, args
+    found = follow.get_call_type(typingctx, arguments, {})
+
+    def emit(context, builder, sig, values):
+        compiled = follow.dispatcher.get_compile_result(found)
+        function = context.declare_function(builder.module, compiled.fndesc)
+        context.active_code_library.add_linking_library(compiled.library)
+        for place, pointer in ((_CODE, function), (_ARGS, values[2])):
+            address = builder.ptrtoint(pointer, _I64)
+            builder.store(address, v.element_pointer(context, builder, slot, values[0], _I64(place)))
+        posted = v.element_pointer(context, builder, slot, values[0], _I64(_POSTED))
+        builder.atomic_rmw("add", posted, _I64(1), "seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(slot, follow, args), emit
+
+
+@intrinsic
+def _follow(typingctx, code, thread, args):
+    """Call what was posted: `code` and `args` are addresses."""
+
+    def emit(context, builder, sig, values):
+        kind = context.call_conv.get_function_type(types.none, (types.int64, types.voidptr))
+        unused = [cgutils.alloca_once(builder, pointer.pointee) for pointer in kind.args[:2]]  # result and exception
+        args = builder.inttoptr(values[2], kind.args[3])
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), [*unused, values[1], args])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), emit
 
 
 @intrinsic
@@ -99,6 +159,67 @@ def take_after(counters, phase, size, total, num_threads):
     return first if first < total else -1
 
 
+@kernel
+def join(slot):
+    """Wait until the other members have finished what was posted: then nobody reads its arguments any more."""
+    all_done, spins = slot[_POSTED] * ((len(slot) - _ACTIVE) // _LINE - 1), 0
+    while acquire(slot, _DONE) < all_done:
+        spins += 1
+        if spins > SPINS_BEFORE_YIELD:
+            yield_processor()
+
+
+@entry
+def wait_actively(thread, slot, followed):
+    """Run what is posted, and return once nothing has been for a while.
+
+    Args:
+        thread: number of this member, 1 or more.
+        slot: of the team.
+        followed: passes that this member has run. Returns the new number.
+    """
+    own, idle = _ACTIVE + thread * _LINE, 0
+    exchange(slot, own, 1)
+    while True:
+        if acquire(slot, _POSTED) > followed:
+            _follow(slot[_CODE], thread, slot[_ARGS])
+            fetch_add(slot, _DONE, 1)
+            followed, idle = followed + 1, 0
+            continue
+        idle += 1
+        if idle > SPINS_BEFORE_YIELD:
+            yield_processor()
+        if idle > SPINS_BEFORE_YIELD + YIELDS_BEFORE_SLEEP and acquire(slot, _PENDING) == 0:
+            exchange(slot, own, 0)
+            if fetch_add(slot, _PENDING, 0) == 0:  # an announcement in between may have found this thread active
+                return followed
+            exchange(slot, own, 1)
+            idle = 0
+
+
+@entry
+def _announce(slot):
+    """Keep members from going to sleep before a pass is posted; returns how many sleep already."""
+    exchange(slot, _PENDING, 1)
+    asleep = 0
+    for place in range(_ACTIVE + _LINE, len(slot), _LINE):
+        asleep += 1 - fetch_add(slot, place, 0)
+    return asleep
+
+
+@cache
+def _compiled() -> tuple[Callable[..., int], Callable[..., int]]:
+    """`_announce` and `wait_actively`, kept on disk until a kernel changes."""
+    slot = new_slot()
+    announce, wait = (keep_on_disk(function, kernel_sources()) for function in (_announce, wait_actively))
+    return machine_code(announce, slot), machine_code(wait, 1, slot, 0)
+
+
+def new_slot(num_threads: int = 1) -> np.ndarray:
+    """A job slot of so many threads; nothing was posted."""
+    return np.zeros(_ACTIVE + num_threads * _LINE, np.int64)
+
+
 class Team:
     """Threads that run one compiled function together, this thread among them.
 
@@ -111,29 +232,45 @@ class Team:
 
     def __init__(self, num_threads: int | None = None) -> None:
         self.num_threads = num_threads or usable_cores()
+        self._slot = new_slot(self.num_threads)
         self._inboxes = [queue.SimpleQueue() for _ in range(self.num_threads - 1)]
-        self._lock = threading.Lock()
+        self._lock, self._turn = threading.Lock(), threading.Lock()
         self._end = weakref.finalize(self, _end, self._inboxes)
         for index, inbox in enumerate(self._inboxes, start=1):
+            member = {"target": _work, "args": (index, inbox, self._slot), "name": f"paceline-{index}"}
             try:
-                threading.Thread(target=_work, args=(index, inbox), daemon=True, name=f"paceline-{index}").start()
+                threading.Thread(**member, daemon=True).start()
             except RuntimeError as error:
                 self._end()
                 problem = f"thread {index + 1} of {self.num_threads} cannot start ({error})"
                 raise PacelineError(f"num_threads: {problem}; ask for fewer") from None
 
     def run(self, kernel: Callable, *args: object) -> None:
-        """kernel(thread, *args) on every member. The kernel must end with a barrier and must release the GIL.
+        """kernel(slot, args), an entry that gives its work to the other members by `post` and ends with `join`.
+
+        It must release the GIL. Runs that several threads ask for come one after the other.
 
         Raises:
             EngineDead: the team is closed; the kernel would wait for its members forever.
         """
-        with self._lock:  # all members get the job, or the end
+        with self._turn:
+            try:
+                self._gather()
+                kernel(self._slot, args)
+            finally:
+                self._slot[_PENDING] = 0
+
+    def _gather(self) -> None:
+        """Have every member wait actively, or wake up to do so, until the run has ended."""
+        announce, _ = _compiled()
+        with self._lock:  # all members are woken, or the end
             if not self._end.alive:
                 raise EngineDead("the threads of this model have ended: it is closed; make a new one")
-            for inbox in self._inboxes:
-                inbox.put((kernel, args))
-        kernel(0, *args)
+            if not announce(self._slot):
+                return
+            for index, inbox in enumerate(self._inboxes, start=1):
+                if not self._slot[_ACTIVE + index * _LINE]:
+                    inbox.put(True)
 
     def close(self) -> None:
         """End the threads; also done when nobody holds the team any more."""
@@ -143,11 +280,11 @@ class Team:
 
 def _end(inboxes: Sequence[queue.SimpleQueue]) -> None:
     for inbox in inboxes:
-        inbox.put(None)
+        inbox.put(False)
 
 
-def _work(index: int, inbox: queue.SimpleQueue) -> None:
-    while (job := inbox.get()) is not None:
-        kernel, args = job
-        kernel(index, *args)
-        del job, kernel, args  # an idle thread must not keep a model's weights and caches alive
+def _work(index: int, inbox: queue.SimpleQueue, slot: np.ndarray) -> None:
+    followed = 0
+    while inbox.get():
+        _, wait = _compiled()
+        followed = wait(index, slot, followed)

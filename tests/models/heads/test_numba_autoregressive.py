@@ -75,31 +75,6 @@ def test_a_chain_in_one_call_is_the_chain_of_the_formulas(target, name):
     np.testing.assert_allclose(draft.top_probs[0], probs, atol=1e-4)
 
 
-def test_threads_that_leave_a_run_late_find_its_counters_as_they_were(target, monkeypatch):
-    """A thread may still be in the last barrier of one run when another begins, and a run alone does not wait for it:
-    counters that it reads must not be set back before it is known to be out."""
-    net = make_net(HEADS["eagle3.1"], target)
-    cache, hidden, counters = net.new_cache(4), hidden_states(net), []
-    machine, run = net._machine, net._machine._team.run
-
-    def draft():
-        net.draft_chains(build_rows([Part(range(4), 0, TOKENS, logits="last")]), hidden, cache, 4)
-
-    def watched(kernel, *args):
-        run(kernel, *args)
-        work = args[6]
-        counters.append((work.value.counters, work.value.counters.copy()))
-
-    draft()  # makes room
-    monkeypatch.setattr(machine._team, "run", watched)
-    for _ in range(3):
-        draft()
-        left, then = counters[-1]
-        net.project(TAPS[:1])
-        np.testing.assert_array_equal(left, then)
-    assert counters[0][0] is counters[2][0] is not counters[1][0]
-
-
 @pytest.fixture(scope="module")
 def fast_net():
     """EAGLE-3.1 as it is served: 8-bit products."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from paceline.models.numba_executor import vector as v
@@ -62,9 +63,7 @@ def _caller(signature):
     def emit(context, builder, sig, args):
         kind = context.call_conv.get_function_type(types.none, signature.args)
         function = builder.inttoptr(args[0], kind.as_pointer())
-        unused = [ir.Constant(pointer, None) for pointer in kind.args[:2]]
-        for number, pointer in enumerate(kind.args[:2]):  # the function writes its result and exception there
-            unused[number] = builder.alloca(pointer.pointee)
+        unused = [cgutils.alloca_once(builder, pointer.pointee) for pointer in kind.args[:2]]  # result and exception
         builder.call(function, [*unused, *args[1:]])
         return context.get_dummy_value()
 

@@ -13,9 +13,6 @@ from paceline.models.numba_executor.heads.machine import Machine, Tables, batch_
 from paceline.models.numba_executor.heads.material import Material
 from paceline.models.numba_executor.heads.program import NONE, NORM, NORM_PUT, PRODUCT, PUT, Buffer, Buffers, Program
 
-_FEW_ROWS = 8
-"""Most rows that one thread projects alone: accepted tokens of a step."""
-
 
 class SideBySide:
     """EAGLE-3: norm(embedding) and norm(hidden) concatenated; the residual is hidden, normed or not."""
@@ -115,7 +112,7 @@ class Projection:
             batch = self._batches[count] = batch_of_states(np.zeros(count, np.int32))
         machine.reserve(count, 0, 1, len(table))
         machine.floats(self.taps, count)[:] = taps
-        machine.run(table, batch, None, alone=count <= _FEW_ROWS)
+        machine.run(table, batch, None)
         return machine.floats(self.result, count)
 
     def add(self, program: Program, span: int) -> None:

@@ -31,7 +31,8 @@ from paceline.models.numba_executor.heads.program import (
 from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.linear import SILU, inner_product, product, rows_at_once
 from paceline.models.numba_executor.operand import Operand, operand_from
-from paceline.models.numba_executor.team import barrier, take
+from paceline.models.numba_executor.reference import refer, stored
+from paceline.models.numba_executor.team import barrier, join, post, take
 
 
 class Store(NamedTuple):
@@ -195,8 +196,8 @@ def _each_row(number, op, first, count, num_threads, shape, eps, store, batch, w
         start = take(work.counters, number, size, count)
 
 
-@entry
-def run(thread, num_threads, operations, shape, eps, store, batch, work, keys, values):
+@kernel
+def _run(thread, num_threads, operations, shape, eps, store, batch, work, keys, values):
     """Walk through `operations`; see `program.py` for what they are.
 
     Args:
@@ -219,3 +220,17 @@ def run(thread, num_threads, operations, shape, eps, store, batch, work, keys, v
         else:
             _each_row(number, op, first, count, num_threads, shape, eps, store, batch, work, keys, values, thread)
         met = barrier(work.counters, met, num_threads)
+
+
+@kernel
+def _follow(thread, args):
+    _run(thread, *stored(args))
+
+
+@entry
+def run(slot, args):
+    """`_run(thread, *args)` on every member of the team that this job slot belongs to."""
+    args = refer(args)
+    post(slot, _follow, args)
+    _follow(0, args)
+    join(slot)

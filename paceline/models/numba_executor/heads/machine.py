@@ -23,7 +23,7 @@ from paceline.models.numba_executor.kernel import kernel_sources, machine_code
 from paceline.models.numba_executor.kv_cache import GROUP, NumbaCache, flat, new_kv_cache
 from paceline.models.numba_executor.operand import activations_of, new_operand
 from paceline.models.numba_executor.reference import Kept
-from paceline.models.numba_executor.team import Team
+from paceline.models.numba_executor.team import Team, new_slot
 
 
 @cache
@@ -69,7 +69,7 @@ class Machine:
         self.dtype, self._eps = dtype, np.float32(eps)
         self._cache_dtype = "float16" if cache_dtype == "int8" and self.shape.head_dim % GROUP else cache_dtype
         self._room = (0, 0, 0, 0)
-        self._work: Work | None = None
+        self._work: Kept[Work] | None = None
         self._run: Callable[..., None] | None = None
         self._no_cache = flat(np.zeros(0, self._cache_dtype))
 
@@ -84,38 +84,28 @@ class Machine:
             longer = context if context <= self._room[2] else 2 * context
             need = (num_rows, num_asked, longer, num_operations)
             self._room = tuple(max(n, r) for n, r in zip(need, self._room, strict=True))
-            self._work = self._new_work(*self._room)
-            # Two sets of counters in turn: a thread may still be leaving the last barrier of one run when the next
-            # begins. Runs alone have their own, for nobody waits for the other threads in them.
-            counters = (np.zeros(self._room[3] + 1, np.int64) for _ in range(3))
-            *self._lent, self._lent_alone = (Kept(self._work._replace(counters=one)) for one in counters)
+            self._work = Kept(self._new_work(*self._room))
         self._extend_tables(context)
 
     def floats(self, buffer: Buffer, num_rows: int) -> np.ndarray:
         """[num_rows, width] of a buffer, to fill before a run or to read after it."""
         assert self._work is not None
-        start = self._work.places[buffer.index, 0]
-        return self._work.floats[start : start + num_rows * buffer.width].reshape(num_rows, buffer.width)
+        work = self._work.value
+        start = work.places[buffer.index, 0]
+        return work.floats[start : start + num_rows * buffer.width].reshape(num_rows, buffer.width)
 
-    def run(self, table: np.ndarray, batch: Batch, cache: NumbaCache | None, alone: bool = False) -> None:
-        """Walk through the operations of `table`; `reserve` comes first.
-
-        Args:
-            alone: whether this thread runs it alone: waking the others takes longer than reading a megabyte of weights.
-        """
+    def run(self, table: np.ndarray, batch: Batch, cache: NumbaCache | None) -> None:
+        """Walk through the operations of `table`; `reserve` comes first."""
         assert self._work is not None
-        if not alone:
-            self._lent.reverse()
-        work = self._lent_alone if alone else self._lent[0]
-        work.value.counters[:] = 0
+        self._work.value.counters[:] = 0
         keys, values = (self._no_cache, self._no_cache) if cache is None else (flat(cache.keys), flat(cache.values))
-        rest = table, self._kept_shape, self._eps, self._kept_store, batch, work, keys, values
+        args = (
+            self._team.num_threads, table, self._kept_shape, self._eps, self._kept_store, batch, self._work,
+            keys, values,
+        )  # fmt: skip
         if self._run is None:
-            self._run = machine_code(compiled_run(), 0, 1, *rest)
-        if alone:
-            self._run(0, 1, *rest)
-        else:
-            self._team.run(self._run, self._team.num_threads, *rest)
+            self._run = machine_code(compiled_run(), new_slot(), args)
+        self._team.run(self._run, *args)
 
     def _extend_tables(self, context: int) -> None:
         """Rotary tables of the network's own layers, doubled when a longer context comes."""
@@ -143,7 +133,7 @@ class Machine:
             return np.empty(size, np.float32)
 
         return Work(
-            counters=np.zeros(0, np.int64),
+            counters=np.zeros(num_operations + 1, np.int64),
             floats=floats(size[False]),
             codes=new_operand(size[True], activations_of(self.dtype)),
             places=places,
