@@ -175,3 +175,20 @@ def test_where_a_thread_cannot_start_the_others_end(monkeypatch):
     with pytest.raises(PacelineError, match="num_threads: thread 4 of 9 cannot start"):
         Team(9)
     assert soon(lambda: not set(team_threads()) - before)
+
+
+@pytest.mark.parametrize(("cores", "waits"), [(2, True), (1, False)])
+def test_a_team_of_more_threads_than_cores_does_not_wait_actively(cores, waits, monkeypatch):
+    asked, (announce, wait) = [], team_module._compiled()
+
+    def recorded(thread, slot, followed, patience):
+        asked.append(patience)
+        return wait(thread, slot, followed, patience)
+
+    monkeypatch.setattr(team_module, "usable_cores", lambda: cores)
+    monkeypatch.setattr(team_module, "_compiled", lambda: (announce, recorded))
+    team, values = Team(2), np.zeros(2)
+    team.run(touch, values)
+    team.close()
+    assert values.tolist() == [1, 1]
+    assert [patience > 0 for patience in asked] == [waits]

@@ -6,9 +6,9 @@ phase they take chunks of work from a shared counter, so that a slow core delays
 chunk does not depend on the thread that computes it.
 
 To wake a thread takes 0.1 ms, most of it until its processor has left its sleep, and then it waits for the GIL. A pass
-of a small model takes 2.5 ms, and the next comes a quarter of a millisecond later: so after a pass a thread waits actively
-for a while (`wait_actively`). In compiled code it watches the team's job slot, an array in which the leader puts the
-next pass (`post`). A thread that sleeps when a pass is announced is woken through Python.
+of a small model takes 2.5 ms, and the next comes a quarter of a millisecond later: so after a pass a thread waits
+actively for a while (`wait_actively`). In compiled code it watches the team's job slot, an array in which the leader
+puts the next pass (`post`). A thread that sleeps when a pass is announced is woken through Python.
 
 Not for what is computed (`forward.py`).
 """
@@ -37,7 +37,8 @@ from paceline.models.processors import usable_cores
 
 SPINS_BEFORE_YIELD = 4000
 YIELDS_BEFORE_SLEEP = 12_000
-"""How often a thread without work lets others run before it sleeps: 2 ms; steps of an engine are shorter than that."""
+"""How often a thread without work lets others run before it sleeps: 2 ms; steps of an engine are shorter than that. A
+team of more threads than cores does not wait so: its members would take the processor from each other."""
 _I64 = ir.IntType(64)
 _LINE = v.CACHE_LINE // 8
 _POSTED, _CODE, _ARGS, _PENDING, _DONE, _ACTIVE = 0, _LINE, _LINE + 1, 2 * _LINE, 3 * _LINE, 4 * _LINE
@@ -170,13 +171,14 @@ def join(slot):
 
 
 @entry
-def wait_actively(thread, slot, followed):
+def wait_actively(thread, slot, followed, patience):
     """Run what is posted, and return once nothing has been for a while.
 
     Args:
         thread: number of this member, 1 or more.
         slot: of the team.
         followed: passes that this member has run. Returns the new number.
+        patience: looks at an empty slot before it returns.
     """
     own, idle = _ACTIVE + thread * _LINE, 0
     exchange(slot, own, 1)
@@ -189,7 +191,7 @@ def wait_actively(thread, slot, followed):
         idle += 1
         if idle > SPINS_BEFORE_YIELD:
             yield_processor()
-        if idle > SPINS_BEFORE_YIELD + YIELDS_BEFORE_SLEEP and acquire(slot, _PENDING) == 0:
+        if idle > patience and acquire(slot, _PENDING) == 0:
             exchange(slot, own, 0)
             if fetch_add(slot, _PENDING, 0) == 0:  # an announcement in between may have found this thread active
                 return followed
@@ -212,7 +214,7 @@ def _compiled() -> tuple[Callable[..., int], Callable[..., int]]:
     """`_announce` and `wait_actively`, kept on disk until a kernel changes."""
     slot = new_slot()
     announce, wait = (keep_on_disk(function, kernel_sources()) for function in (_announce, wait_actively))
-    return machine_code(announce, slot), machine_code(wait, 1, slot, 0)
+    return machine_code(announce, slot), machine_code(wait, 1, slot, 0, 0)
 
 
 def new_slot(num_threads: int = 1) -> np.ndarray:
@@ -233,11 +235,12 @@ class Team:
     def __init__(self, num_threads: int | None = None) -> None:
         self.num_threads = num_threads or usable_cores()
         self._slot = new_slot(self.num_threads)
+        patience = SPINS_BEFORE_YIELD + YIELDS_BEFORE_SLEEP if self.num_threads <= usable_cores() else 0
         self._inboxes = [queue.SimpleQueue() for _ in range(self.num_threads - 1)]
         self._lock, self._turn = threading.Lock(), threading.Lock()
         self._end = weakref.finalize(self, _end, self._inboxes)
         for index, inbox in enumerate(self._inboxes, start=1):
-            member = {"target": _work, "args": (index, inbox, self._slot), "name": f"paceline-{index}"}
+            member = {"target": _work, "args": (index, inbox, self._slot, patience), "name": f"paceline-{index}"}
             try:
                 threading.Thread(**member, daemon=True).start()
             except RuntimeError as error:
@@ -283,8 +286,8 @@ def _end(inboxes: Sequence[queue.SimpleQueue]) -> None:
         inbox.put(False)
 
 
-def _work(index: int, inbox: queue.SimpleQueue, slot: np.ndarray) -> None:
+def _work(index: int, inbox: queue.SimpleQueue, slot: np.ndarray, patience: int) -> None:
     followed = 0
     while inbox.get():
         _, wait = _compiled()
-        followed = wait(index, slot, followed)
+        followed = wait(index, slot, followed, patience)
