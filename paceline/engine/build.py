@@ -128,9 +128,9 @@ def _numba_model(checkpoint: Checkpoint, config: EngineConfig, name: str, progre
         lambda done, total: progress(f"converting {name}{form} (once)", done, total),
         config.kv_cache_dtype,
     )
-    progress("preparing kernels (compiled once, about 20 s)", 0, 1)
+    progress("preparing kernels (compiled once, about 10 s)", 0, 1)
     model.warm_up()
-    progress("preparing kernels (compiled once, about 20 s)", 1, 1)
+    progress("preparing kernels (compiled once, about 10 s)", 1, 1)
     return model
 
 

@@ -9,22 +9,20 @@ import threading
 
 
 class Turnstile:
-    """A context manager. The thread inside may enter again, because a finaliser may run there: it does not wait."""
+    """A context manager. The thread inside may enter again, because a finaliser may run there: it does not wait.
+
+    Nor does a thread that an interrupt (Ctrl-C) took out of `__enter__` or `__exit__` with the lock in its hands.
+    """
 
     def __init__(self) -> None:
-        self._next, self._inside = threading.RLock(), threading.Lock()
-        self._owner, self._depth = 0, 0
+        self._next, self._inside = threading.RLock(), threading.RLock()
 
     def __enter__(self) -> None:
-        me = threading.get_ident()
-        if self._owner != me:
-            with self._next:
-                self._inside.acquire()
-            self._owner = me
-        self._depth += 1
+        if self._inside._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
+            self._inside.acquire()
+            return
+        with self._next:
+            self._inside.acquire()
 
     def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._owner = 0
-            self._inside.release()
+        self._inside.release()

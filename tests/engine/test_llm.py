@@ -178,6 +178,15 @@ def test_the_thread_inside_enters_again_while_others_wait():
     assert ended == ["again", "other"]
 
 
+def test_an_interrupt_at_the_door_does_not_lock_its_thread_out():
+    """Ctrl-C may come after the lock was taken and before the block, or between the block and the lock's release."""
+    turn, passed = Turnstile(), []
+    turn.__enter__()  # the block that would leave it is never reached
+    with turn:
+        passed.append(1)
+    assert passed == [1]
+
+
 def test_threads_wait_in_turn():
     """One that comes back at once, again and again, lets others pass."""
     turn, passed = Turnstile(), []

@@ -9,7 +9,7 @@ import pytest
 from paceline.errors import InvalidParameter, PacelineError, UnsupportedModel
 from paceline.models.base import NORMED, PAGE_SIZE
 from paceline.models.files.gguf_file import GGUFCheckpoint
-from paceline.models.numba_executor import gemm, weights
+from paceline.models.numba_executor import executor, gemm, weights
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.overlay import Overlay, overlay_rows
 from paceline.models.rows import Part, build_rows
@@ -301,6 +301,26 @@ def test_attention_by_page_equals_the_reference_and_adds_up():
     assert (shares[0].sum(axis=1) > 0).all()
     assert (shares[0].sum(axis=1) < 1).all()
     assert shares[0][1, 2] == 0
+
+
+@pytest.mark.parametrize("where", ["_new_scratch", "rotary_tables", "Kept"])
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_pass_that_finds_no_room_leaves_the_next_one_all_of_it(error, where, monkeypatch):
+    model = NumbaModel(RandomCheckpoint(small_config("qwen2")), "float32", num_threads=2)
+    tokens = np.random.default_rng(3).integers(0, 131, 1500).tolist()
+    long = build_rows([Part(range(94), 0, tokens, logits="last")])
+    expected = model.forward(long, model.new_cache(94)).logits.copy()
+    other = NumbaModel(RandomCheckpoint(small_config("qwen2")), "float32", num_threads=2)
+    run(other, other.new_cache(1), Part([0], 0, [1]))
+
+    def fail(*args):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(executor, where, fail)
+        with pytest.raises(error):
+            other.forward(long, other.new_cache(94))
+    np.testing.assert_array_equal(other.forward(long, other.new_cache(94)).logits, expected)
 
 
 def test_a_growing_context_gets_new_buffers_seldom(model):

@@ -4,6 +4,7 @@
 # (an intrinsic has another signature in compiled code than in Python)
 
 import gc
+import os
 import threading
 import time
 import weakref
@@ -192,3 +193,35 @@ def test_a_team_of_more_threads_than_cores_does_not_wait_actively(cores, waits, 
     team.close()
     assert values.tolist() == [1, 1]
     assert [patience > 0 for patience in asked] == [waits]
+
+
+def test_members_of_a_closed_team_do_not_wait_for_another_run(monkeypatch):
+    monkeypatch.setattr(team_module, "usable_cores", lambda: 2)
+    monkeypatch.setattr(team_module, "PATIENCE", 10**12)
+    before = set(team_threads())
+    team, values = Team(2), np.zeros(2)
+    own = set(team_threads()) - before
+    team.run(touch, values)
+    time.sleep(0.05)
+    assert team._slot[team_module._ACTIVE + team_module._LINE]  # a thousand seconds more, if it were not closed
+    team.close()
+    assert soon(lambda: not any(one.is_alive() for one in own))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_is_told_that_it_has_no_threads():
+    team, values = Team(2), np.zeros(2)
+    team.run(touch, values)
+    child = os.fork()
+    if not child:
+        try:
+            team.run(touch, values)
+        except EngineDead:
+            os._exit(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    team.run(touch, values)
+    assert values.tolist() == [2, 2]
+    team.close()

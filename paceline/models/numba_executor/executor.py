@@ -86,7 +86,7 @@ class NumbaModel:
         self._cache_dtype = choose_cache_dtype(kv_cache_dtype, default, self._config.head_dims)
         no_tables = np.zeros(0, np.float32)
         config, layers = self._config, range(self._shape.layers)
-        self._weights = Weights(
+        weights = Weights(
             **load(checkpoint, dtype, progress),
             sizes=layer_table(config),
             is_recurrent=np.array([i not in config.attention_layers for i in layers]),
@@ -96,7 +96,7 @@ class NumbaModel:
             rope_cos=no_tables,
             rope_sin=no_tables,
         )
-        self._kept_shape, self._kept_weights = Kept(self._shape), Kept(self._weights)
+        self._kept_shape, self._weights = Kept(self._shape), Kept(weights)
         self._team = Team(num_threads)
         self._layers = np.arange(self._shape.layers)
         self._eps = np.float32(self._config.norm_eps)
@@ -138,7 +138,7 @@ class NumbaModel:
     @property
     def shared_weights(self) -> Weights:
         """The weights as the kernels read them, for draft heads that use the model's embedding and output head."""
-        return self._weights
+        return self._weights.value
 
     @property
     def cache_dtype(self) -> str:
@@ -210,7 +210,7 @@ class NumbaModel:
             rows.branch_slots, rows.logit_rows, rows.lengths, self._places_of(taps), self._layers, page_mass, states,
         )  # fmt: skip
         args = (
-            self._team.num_threads, self._kept_shape, self._eps, self._kept_weights, batch, kept,
+            self._team.num_threads, self._kept_shape, self._eps, self._weights, batch, kept,
             flat(cache.keys), flat(cache.values),
         )  # fmt: skip
         if self._forward is None:
@@ -246,12 +246,12 @@ class NumbaModel:
     def _extend_tables(self, context: int) -> None:
         """Rotary tables [tables, positions, rotary / 2], doubled when a longer context comes."""
         size = self._shape.rotary // 2 * self._shape.tables
-        known = len(self._weights.rope_cos) // max(size, 1)
+        known = len(self._weights.value.rope_cos) // max(size, 1)
         if not size or context <= known:
             return
         cos, sin = rotary_tables(self._config, max(context, 2 * known, 1024))
-        self._weights = self._weights._replace(rope_cos=cos.reshape(-1), rope_sin=sin.reshape(-1))
-        self._kept_weights = Kept(self._weights)
+        weights = self._weights.value._replace(rope_cos=cos.reshape(-1), rope_sin=sin.reshape(-1))
+        self._weights = Kept(weights)
 
     def _lend(self, num_rows: int, asked: int, context: int, num_taps: int) -> Kept[Scratch]:
         """Buffers for the pass, kept between passes and enlarged when needed, with counters at zero.
@@ -261,9 +261,10 @@ class NumbaModel:
         need = (num_rows, asked, context, num_taps * num_rows)
         if self._scratch is None or any(n > r for n, r in zip(need, self._room, strict=True)):
             need = (num_rows, asked, context if context <= self._room[2] else 2 * context, num_taps * num_rows)
-            self._room = tuple(max(n, r) for n, r in zip(need, self._room, strict=True))
-            self._scratch = Kept(_new_scratch(self._shape, self._operand, self._team.num_threads, *self._room))
+            room = tuple(max(n, r) for n, r in zip(need, self._room, strict=True))
+            scratch = Kept(_new_scratch(self._shape, self._operand, self._team.num_threads, *room))
             self._logits.clear()
+            self._scratch, self._room = scratch, room  # last, and at once: an interrupt must not leave small buffers
         self._scratch.value.counters[:] = 0
         return self._scratch
 

@@ -16,6 +16,7 @@ Not for what is computed (`forward.py`).
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
 # (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
 
+import os
 import queue
 import sys
 import threading
@@ -36,14 +37,16 @@ from paceline.models.numba_executor.kernel import entry, kernel, kernel_sources,
 from paceline.models.processors import usable_cores
 
 SPINS_BEFORE_YIELD = 4000
-YIELDS_BEFORE_SLEEP = 12_000
-"""How often a thread without work lets others run before it sleeps: 2 ms; steps of an engine are shorter than that. A
-team of more threads than cores does not wait so: its members would take the processor from each other."""
+PATIENCE = 2_000_000
+"""Nanoseconds that a thread without work waits actively; steps of an engine are shorter. A team of more threads than
+cores does not wait so: its members would take the processor from each other."""
 _I64 = ir.IntType(64)
 _LINE = v.CACHE_LINE // 8
-_POSTED, _CODE, _ARGS, _PENDING, _DONE, _ACTIVE = 0, _LINE, _LINE + 1, 2 * _LINE, 3 * _LINE, 4 * _LINE
-"""Places in a job slot: passes posted; the code of the latest and its arguments; whether one was announced; how often a
-member has finished one; and, a cache line for each thread from the leader's on, whether it waits actively."""
+_POSTED, _CODE, _ARGS, _DONE, _ACTIVE = 0, _LINE, _LINE + 1, 3 * _LINE, 4 * _LINE
+_PENDING, _CLOSED = 2 * _LINE, 2 * _LINE + 1
+"""Places in a job slot: passes posted; the code of the latest and its arguments; how often a member has finished one;
+a cache line for each thread from the leader's on, whether it waits actively; whether a pass was announced, and whether
+the team was closed."""
 _YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 """The system's function without arguments that lets another thread of this processor run."""
 
@@ -127,6 +130,29 @@ def yield_processor(typingctx):
     return types.void(), emit
 
 
+_CLOCK = {"win32": "GetTickCount64", "darwin": 6}.get(sys.platform, 1)
+"""Number of the monotonic clock of ``clock_gettime``; on Windows, a function that counts milliseconds."""
+
+
+@intrinsic
+def nanoseconds(typingctx):
+    """A monotonic clock."""
+
+    def of_windows(context, builder, sig, args):
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_I64, []), _CLOCK)
+        return builder.mul(builder.call(function, []), _I64(1_000_000))
+
+    def of_posix(context, builder, sig, args):
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32), _I64.as_pointer()])
+        function = cgutils.get_or_insert_function(builder.module, kind, "clock_gettime")
+        seconds = cgutils.alloca_once(builder, _I64, size=2)
+        builder.call(function, [ir.IntType(32)(_CLOCK), seconds])
+        rest = builder.load(builder.gep(seconds, [_I64(1)]))
+        return builder.add(builder.mul(builder.load(seconds), _I64(1_000_000_000)), rest)
+
+    return types.int64(), of_windows if sys.platform == "win32" else of_posix
+
+
 @kernel
 def barrier(counters, meetings, num_threads):
     """Wait for all threads; `meetings` is how often this thread has met the others in this pass, the new count returns.
@@ -178,9 +204,9 @@ def wait_actively(thread, slot, followed, patience):
         thread: number of this member, 1 or more.
         slot: of the team.
         followed: passes that this member has run. Returns the new number.
-        patience: looks at an empty slot before it returns.
+        patience: nanoseconds to wait for the next.
     """
-    own, idle = _ACTIVE + thread * _LINE, 0
+    since, own, idle = np.int64(0), _ACTIVE + thread * _LINE, 0
     exchange(slot, own, 1)
     while True:
         if acquire(slot, _POSTED) > followed:
@@ -189,9 +215,13 @@ def wait_actively(thread, slot, followed, patience):
             followed, idle = followed + 1, 0
             continue
         idle += 1
-        if idle > SPINS_BEFORE_YIELD:
-            yield_processor()
-        if idle > patience and acquire(slot, _PENDING) == 0:
+        if idle < SPINS_BEFORE_YIELD:
+            continue
+        if idle == SPINS_BEFORE_YIELD:
+            since = nanoseconds()
+        yield_processor()
+        is_over = acquire(slot, _CLOSED) > 0 or nanoseconds() - since >= patience
+        if is_over and acquire(slot, _PENDING) == 0:
             exchange(slot, own, 0)
             if fetch_add(slot, _PENDING, 0) == 0:  # an announcement in between may have found this thread active
                 return followed
@@ -235,10 +265,11 @@ class Team:
     def __init__(self, num_threads: int | None = None) -> None:
         self.num_threads = num_threads or usable_cores()
         self._slot = new_slot(self.num_threads)
-        patience = SPINS_BEFORE_YIELD + YIELDS_BEFORE_SLEEP if self.num_threads <= usable_cores() else 0
+        patience = PATIENCE if self.num_threads <= usable_cores() else 0
         self._inboxes = [queue.SimpleQueue() for _ in range(self.num_threads - 1)]
         self._lock, self._turn = threading.Lock(), threading.Lock()
-        self._end = weakref.finalize(self, _end, self._inboxes)
+        self._end = weakref.finalize(self, _end, self._inboxes, self._slot)
+        self._process = os.getpid()
         for index, inbox in enumerate(self._inboxes, start=1):
             member = {"target": _work, "args": (index, inbox, self._slot, patience), "name": f"paceline-{index}"}
             try:
@@ -254,7 +285,8 @@ class Team:
         It must release the GIL. Runs that several threads ask for come one after the other.
 
         Raises:
-            EngineDead: the team is closed; the kernel would wait for its members forever.
+            EngineDead: the team is closed, or its threads are in the process that this one was forked from; the kernel
+            would wait for its members forever.
         """
         with self._turn:
             try:
@@ -265,6 +297,8 @@ class Team:
 
     def _gather(self) -> None:
         """Have every member wait actively, or wake up to do so, until the run has ended."""
+        if os.getpid() != self._process:
+            raise EngineDead("a process that was forked has none of its threads: load the model in the new process")
         announce, _ = _compiled()
         with self._lock:  # all members are woken, or the end
             if not self._end.alive:
@@ -281,7 +315,8 @@ class Team:
             self._end()
 
 
-def _end(inboxes: Sequence[queue.SimpleQueue]) -> None:
+def _end(inboxes: Sequence[queue.SimpleQueue], slot: np.ndarray) -> None:
+    slot[_CLOSED] = 1
     for inbox in inboxes:
         inbox.put(False)
 

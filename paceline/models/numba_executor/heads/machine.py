@@ -62,9 +62,9 @@ class Machine:
     def __init__(self, store: dict[str, np.ndarray], buffers: Sequence[Buffer], layer: ModelConfig | None,
                  num_layers: int, team: Team, dtype: str, cache_dtype: str, eps: float) -> None:  # fmt: skip
         nothing = np.zeros(0, np.float32)
-        self.store = Store(**store, rope_cos=nothing, rope_sin=nothing)
+        self._store = Kept(Store(**store, rope_cos=nothing, rope_sin=nothing))
         self.shape = shape_of_layers(layer, num_layers)
-        self._kept_store, self._kept_shape = Kept(self.store), Kept(self.shape)
+        self._kept_shape = Kept(self.shape)
         self._buffers, self._layer, self._team = buffers, layer, team
         self.dtype, self._eps = dtype, np.float32(eps)
         self._cache_dtype = "float16" if cache_dtype == "int8" and self.shape.head_dim % GROUP else cache_dtype
@@ -83,8 +83,11 @@ class Machine:
         if self._work is None or any(n > r for n, r in zip(need, self._room, strict=True)):
             longer = context if context <= self._room[2] else 2 * context
             need = (num_rows, num_asked, longer, num_operations)
-            self._room = tuple(max(n, r) for n, r in zip(need, self._room, strict=True))
-            self._work = Kept(self._new_work(*self._room))
+            room = tuple(max(n, r) for n, r in zip(need, self._room, strict=True))
+            self._work, self._room = (
+                Kept(self._new_work(*room)),
+                room,
+            )  # at once: an interrupt must not leave small buffers
         self._extend_tables(context)
 
     def floats(self, buffer: Buffer, num_rows: int) -> np.ndarray:
@@ -100,7 +103,7 @@ class Machine:
         self._work.value.counters[:] = 0
         keys, values = (self._no_cache, self._no_cache) if cache is None else (flat(cache.keys), flat(cache.values))
         args = (
-            self._team.num_threads, table, self._kept_shape, self._eps, self._kept_store, batch, self._work,
+            self._team.num_threads, table, self._kept_shape, self._eps, self._store, batch, self._work,
             keys, values,
         )  # fmt: skip
         if self._run is None:
@@ -110,15 +113,14 @@ class Machine:
     def _extend_tables(self, context: int) -> None:
         """Rotary tables of the network's own layers, doubled when a longer context comes."""
         half = self.shape.head_dim // 2
-        known = len(self.store.rope_cos) // half
+        known = len(self._store.value.rope_cos) // half
         if self._layer is None or context <= known:
             return
         length = max(context, 2 * known, 1024)
         frequencies = inverse_frequencies(self._layer.rope_theta, 2 * half, self._layer.rope_inv_freq_scale)
         angles = np.arange(length)[:, None] * frequencies
         cos, sin = (f(angles).astype(np.float32).reshape(-1) for f in (np.cos, np.sin))
-        self.store = self.store._replace(rope_cos=cos, rope_sin=sin)
-        self._kept_store = Kept(self.store)
+        self._store = Kept(self._store.value._replace(rope_cos=cos, rope_sin=sin))
 
     def _new_work(self, rows: int, asked: int, context: int, num_operations: int) -> Work:
         threads = self._team.num_threads
