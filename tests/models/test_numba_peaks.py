@@ -8,8 +8,8 @@ from paceline.models.base import ForwardOutput
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.peaks import UNKNOWN, find_peaks
-from paceline.models.numba_executor.reference import refer, stored
-from paceline.models.numba_executor.team import Team, join, post
+from paceline.models.numba_executor.reference import stored
+from paceline.models.numba_executor.team import Team, share
 from paceline.models.rows import Part, build_rows
 from paceline.sampling import Warper
 from paceline.types import SamplingParams
@@ -24,10 +24,7 @@ def _peaks_of(thread, args):
 
 @entry
 def peaks_of(slot, args):
-    args = refer(args)
-    post(slot, _peaks_of, args)
-    _peaks_of(0, args)
-    join(slot)
+    share(slot, _peaks_of, args)
 
 
 def found(logits: np.ndarray, size: int, num_threads: int) -> list[int]:

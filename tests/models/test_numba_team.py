@@ -15,8 +15,8 @@ import pytest
 from paceline.errors import EngineDead, PacelineError
 from paceline.models.numba_executor import team as team_module
 from paceline.models.numba_executor.kernel import entry, kernel
-from paceline.models.numba_executor.reference import refer, stored
-from paceline.models.numba_executor.team import Team, acquire, join, post, yield_processor
+from paceline.models.numba_executor.reference import stored
+from paceline.models.numba_executor.team import Team, acquire, share, yield_processor
 
 
 @kernel
@@ -27,10 +27,7 @@ def _touch(thread, args):
 
 @entry
 def touch(slot, args):
-    args = refer(args)
-    post(slot, _touch, args)
-    _touch(0, args)
-    join(slot)
+    share(slot, _touch, args)
 
 
 @kernel
@@ -44,10 +41,7 @@ def _wait_for(thread, args):
 
 @entry
 def wait_for(slot, args):
-    args = refer(args)
-    post(slot, _wait_for, args)
-    _wait_for(0, args)
-    join(slot)
+    share(slot, _wait_for, args)
 
 
 def soon(condition) -> bool:

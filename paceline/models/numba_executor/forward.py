@@ -75,7 +75,7 @@ from paceline.models.numba_executor.recurrent import (
 )  # fmt: skip
 from paceline.models.numba_executor.reference import refer, stored
 from paceline.models.numba_executor.rowwise import copy_numbers, layer_norm_row, norm_row, rotate
-from paceline.models.numba_executor.team import barrier, join, post, take
+from paceline.models.numba_executor.team import barrier, share, take
 from paceline.models.numba_executor.warm import barrier_at, barrier_before
 
 _MERGES = 6 + EXPERT_PHASES
@@ -734,10 +734,7 @@ def _follow(thread, args):
 @entry
 def forward(slot, args):
     """`_run(thread, *args)` on every member of the team that this job slot belongs to."""
-    args = refer(args)
-    post(slot, _follow, args)
-    _follow(0, args)
-    join(slot)
+    share(slot, _follow, args)
 
 
 def num_counters(shape: Shape) -> int:

@@ -8,7 +8,7 @@ chunk does not depend on the thread that computes it.
 To wake a thread takes 0.1 ms, most of it until its processor has left its sleep, and then it waits for the GIL. A pass
 of a small model takes 2.5 ms, and the next comes a quarter of a millisecond later: so after a pass a thread waits
 actively for a while (`wait_actively`). In compiled code it watches the team's job slot, an array in which the leader
-puts the next pass (`post`). A thread that sleeps when a pass is announced is woken through Python.
+puts the next pass (`share`). A thread that sleeps when a pass is announced is woken through Python.
 
 Not for what is computed (`forward.py`).
 """
@@ -34,6 +34,7 @@ from paceline.errors import EngineDead, PacelineError
 from paceline.models.kernel_disk import keep_on_disk
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.kernel import entry, kernel, kernel_sources, machine_code
+from paceline.models.numba_executor.reference import refer
 from paceline.models.processors import usable_cores
 
 SPINS_BEFORE_YIELD = 4000
@@ -85,8 +86,8 @@ def exchange(typingctx, array, index, value):
 
 
 @intrinsic
-def post(typingctx, slot, follow, args):
-    """Have every other member run `follow(thread, args)`, with `args` a reference; `join` waits until all have."""
+def _post(typingctx, slot, follow, args):
+    """Have every other member run `follow(thread, args)`, with `args` a reference."""
     arguments = types.int64, args
     found = follow.get_call_type(typingctx, arguments, {})
 
@@ -187,8 +188,14 @@ def take_after(counters, phase, size, total, num_threads):
 
 
 @kernel
-def join(slot):
-    """Wait until the other members have finished what was posted: then nobody reads its arguments any more."""
+def share(slot, follow, args):
+    """`follow(thread, reference)` on this thread and every other member, with a reference to the tuple `args`.
+
+    It returns when all have finished: nobody reads the arguments any more then.
+    """
+    reference = refer(args)
+    _post(slot, follow, reference)
+    follow(0, reference)
     all_done, spins = slot[_POSTED] * ((len(slot) - _ACTIVE) // _LINE - 1), 0
     while acquire(slot, _DONE) < all_done:
         spins += 1
@@ -280,9 +287,9 @@ class Team:
                 raise PacelineError(f"num_threads: {problem}; ask for fewer") from None
 
     def run(self, kernel: Callable, *args: object) -> None:
-        """kernel(slot, args), an entry that gives its work to the other members by `post` and ends with `join`.
+        """kernel(slot, args), an entry that has all members work by `share`.
 
-        It must release the GIL. Runs that several threads ask for come one after the other.
+        Runs that several threads ask for come one after the other.
 
         Raises:
             EngineDead: the team is closed, or its threads are in the process that this one was forked from; the kernel

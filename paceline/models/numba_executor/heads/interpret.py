@@ -31,8 +31,8 @@ from paceline.models.numba_executor.heads.program import (
 from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.linear import SILU, inner_product, product, rows_at_once
 from paceline.models.numba_executor.operand import Operand, operand_from
-from paceline.models.numba_executor.reference import refer, stored
-from paceline.models.numba_executor.team import barrier, join, post, take
+from paceline.models.numba_executor.reference import stored
+from paceline.models.numba_executor.team import barrier, share, take
 
 
 class Store(NamedTuple):
@@ -230,7 +230,4 @@ def _follow(thread, args):
 @entry
 def run(slot, args):
     """`_run(thread, *args)` on every member of the team that this job slot belongs to."""
-    args = refer(args)
-    post(slot, _follow, args)
-    _follow(0, args)
-    join(slot)
+    share(slot, _follow, args)
