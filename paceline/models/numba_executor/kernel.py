@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numba import njit, typeof
+from llvmlite import ir
+from numba import njit, typeof, types
+from numba.core import cgutils
 
 from paceline.models.numba_executor.link_only import LinkOnlyCompiler, is_supported
 
@@ -41,6 +43,13 @@ def machine_code(function: Any, *args: object) -> Callable[..., Any]:
     but other differences from `args` are not noticed.
     """
     return function.compile(tuple(typeof(one) for one in args))
+
+
+def call_at(context: Any, builder: ir.IRBuilder, arguments: tuple, address: ir.Value, values: list) -> None:
+    """In an intrinsic: call the compiled function of these argument types at an address; it returns nothing."""
+    kind = context.call_conv.get_function_type(types.none, arguments)
+    unused = [cgutils.alloca_once(builder, pointer.pointee) for pointer in kind.args[:2]]  # result and exception
+    builder.call(builder.inttoptr(address, kind.as_pointer()), [*unused, *values])
 
 
 def kernel_sources() -> list[Path]:

@@ -33,7 +33,7 @@ from numba.extending import intrinsic
 from paceline.errors import EngineDead, PacelineError
 from paceline.models.kernel_disk import keep_on_disk
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.kernel import entry, kernel, kernel_sources, machine_code
+from paceline.models.numba_executor.kernel import call_at, entry, kernel, kernel_sources, machine_code
 from paceline.models.numba_executor.reference import refer
 from paceline.models.processors import usable_cores
 
@@ -110,10 +110,9 @@ def _follow(typingctx, code, thread, args):
     """Call what was posted: `code` and `args` are addresses."""
 
     def emit(context, builder, sig, values):
-        kind = context.call_conv.get_function_type(types.none, (types.int64, types.voidptr))
-        unused = [cgutils.alloca_once(builder, pointer.pointee) for pointer in kind.args[:2]]  # result and exception
-        args = builder.inttoptr(values[2], kind.args[3])
-        builder.call(builder.inttoptr(values[0], kind.as_pointer()), [*unused, values[1], args])
+        arguments = types.int64, types.voidptr
+        pointer = builder.inttoptr(values[2], context.get_value_type(types.voidptr))
+        call_at(context, builder, arguments, values[0], [values[1], pointer])
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), emit
@@ -270,9 +269,9 @@ class Team:
     """
 
     def __init__(self, num_threads: int | None = None) -> None:
-        self.num_threads = num_threads or usable_cores()
-        self._slot = new_slot(self.num_threads)
-        patience = PATIENCE if self.num_threads <= usable_cores() else 0
+        cores = usable_cores()
+        self.num_threads = num_threads or cores
+        self._slot, patience = new_slot(self.num_threads), PATIENCE if self.num_threads <= cores else 0
         self._inboxes = [queue.SimpleQueue() for _ in range(self.num_threads - 1)]
         self._lock, self._turn = threading.Lock(), threading.Lock()
         self._end = weakref.finalize(self, _end, self._inboxes, self._slot)

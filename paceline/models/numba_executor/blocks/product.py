@@ -12,13 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.blocks.formats import GROUP, NAMES, PANEL
 from paceline.models.numba_executor.blocks.kernels import ROW_SIGNATURE, TILE_ROWS, TILE_SIGNATURE, addresses
-from paceline.models.numba_executor.kernel import kernel
+from paceline.models.numba_executor.kernel import call_at, kernel
 
 CACHE_BYTES = 1 << 19
 """Most bytes of activation codes in a block of rows, so that they stay in the L2 cache."""
@@ -61,10 +60,7 @@ def _caller(signature):
     """An intrinsic (address, *arguments) that calls the compiled function of `signature` at an address."""
 
     def emit(context, builder, sig, args):
-        kind = context.call_conv.get_function_type(types.none, signature.args)
-        function = builder.inttoptr(args[0], kind.as_pointer())
-        unused = [cgutils.alloca_once(builder, pointer.pointee) for pointer in kind.args[:2]]  # result and exception
-        builder.call(function, [*unused, *args[1:]])
+        call_at(context, builder, signature.args, args[0], args[1:])
         return context.get_dummy_value()
 
     result = types.void(types.int64, *signature.args)
