@@ -59,6 +59,16 @@ def varied_config() -> ModelConfig:
     )  # fmt: skip
 
 
+def varied_mixture_config() -> ModelConfig:
+    """`varied_config` with experts beside the feed-forward, and without inputs of a layer's own."""
+    dense = varied_config()
+    return replace(
+        dense, num_hidden_layers=4, layer_sizes=dense.layer_sizes[:4], windows=dense.windows[:4],
+        hidden_size_per_layer_input=0, intermediate_size=96,
+        experts=Experts(6, 3, True, 64, shared_expert_gate=False, beside_dense=True),
+    )  # fmt: skip
+
+
 _AROUND_ONE = ("norm.weight", "layer_scalar.weight")
 
 

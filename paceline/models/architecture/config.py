@@ -227,6 +227,12 @@ class ModelConfig:
         return frozenset(one.head_dim for one in self.layer_sizes) or frozenset((self.head_dim,))
 
     @property
+    def head_groups(self) -> frozenset[int]:
+        """Every number of query heads that share a key head in some layer."""
+        keys = frozenset(one.num_key_value_heads for one in self.layer_sizes) or {self.num_key_value_heads}
+        return frozenset(self.num_attention_heads // heads for heads in keys)
+
+    @property
     def attention_layers(self) -> tuple[int, ...]:
         """Numbers of the layers with attention, which have keys and values; ascending."""
         recurrent = self.recurrence.layers if self.recurrence else ()

@@ -39,16 +39,19 @@ class FusedExperts(nn.Module):
     Args:
         shared: the feed-forward of the shared expert, if there is one.
         deterministic: use the kernels for any number of rows.
+        scales: [experts] factors on the shares of each expert; None for none.
     """
 
     is_plain = True
     """See `FusedLayer`."""
 
-    def __init__(self, own: MixtureOfExperts, shared: nn.Module | None, deterministic: bool) -> None:
+    def __init__(
+        self, own: MixtureOfExperts, shared: nn.Module | None, deterministic: bool, scales: Tensor | None = None
+    ) -> None:
         super().__init__()
         self.router, self._experts, self._deterministic = own.router, own.settings, deterministic
         self._total = own.total
-        self.shared, self.shared_gate = shared, own.shared_gate
+        self.shared, self.shared_gate, self._scales = shared, own.shared_gate, scales
         self.selection = None if own.selection is None else own.selection.bias
         gates, ups, downs = (_linears(own, name) for name in ("gate", "up", "down"))
         self._activate = cast(FeedForward, own.experts[0])
@@ -58,34 +61,41 @@ class FusedExperts(nn.Module):
         self._activate.gate = self._activate.up = self._activate.down = None  # type: ignore[assignment]
         del own.experts
 
-    def forward(self, x: Tensor, step: Pass | None = None) -> Tensor:
-        """What the mixture adds to rows x [M, hidden], of all ranks."""
-        return self._total(self._own(x, step))
+    def forward(self, x: Tensor, step: Pass | None = None, routed_by: Tensor | None = None) -> Tensor:
+        """What the mixture adds to rows x [M, hidden], of all ranks.
 
-    def _own(self, x: Tensor, step: Pass | None) -> Tensor:
+        Args:
+            step: see `parts`.
+            routed_by: [M, hidden] what the router reads; x by default.
+        """
+        return self._total(self._own(x, step, x if routed_by is None else routed_by))
+
+    def _own(self, x: Tensor, step: Pass | None, routed_by: Tensor) -> Tensor:
         """This rank's part of `forward`."""
         if len(x) <= self._most:
-            return _summed(self.parts(x, step)).to(x.dtype)
+            return _summed(self.parts(x, step, routed_by)).to(x.dtype)
         if self._deterministic or len(x) <= LARGEST:  # a recorded pass cannot ask the host
-            return torch.cat([_summed(self.parts(some)) for some in x.split(self._most)]).to(x.dtype)
-        return self._one_by_one(x)
+            pieces = zip(x.split(self._most), routed_by.split(self._most), strict=True)
+            return torch.cat([_summed(self.parts(some, None, own)) for some, own in pieces]).to(x.dtype)
+        return self._one_by_one(x, routed_by)
 
     @property
     def _most(self) -> int:
         """Most rows of a launch."""
         return MOST_PAIRS // self._experts.num_experts_per_tok
 
-    def parts(self, x: Tensor, step: Pass | None = None) -> Tensor:
+    def parts(self, x: Tensor, step: Pass | None = None, routed_by: Tensor | None = None) -> Tensor:
         """[parts, M, hidden] float32, whose sum is what this rank's mixture adds to rows x: one part for each choice,
         or one of all where there are several ranks, which exchange parts.
 
         Args:
             step: tells which rows are padding, which need no experts.
+            routed_by: see `forward`; only for rows of one launch.
         """
         if len(x) > self._most:
             return torch.cat([self.parts(some) for some in x.split(self._most)], dim=1)
         top_k, count = self._experts.num_experts_per_tok, self._experts.num_experts
-        chosen, shares = self._routed(x, step)
+        chosen, shares = self._routed(x if routed_by is None else routed_by, step)
         tiles = grouped(chosen)
         inner = raised(x, self.raise_both, self.raise_bias, tiles, count, self._activate.gate_name)
         found = lowered(inner, self.lower, self.lower_bias, tiles, count, shares)
@@ -98,14 +108,17 @@ class FusedExperts(nn.Module):
         logits = torch.empty(len(x), self._experts.num_experts, device=x.device)
         product(x, cast(Weights, self.router.weight), self.router.bias, out=logits)
         slots = (None, -1) if step is None else (step.slots, getattr(step.cache, "spare_slot", -1))
-        return route(logits, self._experts, self.selection, *slots)
+        chosen, shares = route(logits, self._experts, self.selection, *slots)
+        if self._scales is not None:  # padding rows have expert -1
+            shares = shares * self._scales[chosen.clamp_min(0)]
+        return chosen, shares
 
     def _shared(self, x: Tensor) -> Tensor | None:
         return None if self.shared is None else of_shared(self.shared, self.shared_gate, x)
 
-    def _one_by_one(self, x: Tensor) -> Tensor:
+    def _one_by_one(self, x: Tensor, routed_by: Tensor) -> Tensor:
         """`forward` of many rows."""
-        chosen, shares = self._routed(x, None)
+        chosen, shares = self._routed(routed_by, None)
         mixed = torch.zeros_like(x)
         for number in chosen.unique().tolist():
             rows, choices = torch.nonzero(chosen == number, as_tuple=True)

@@ -24,9 +24,10 @@ from paceline.models.cuda_executor.block_layers import MANY, BlockEmbedding, Blo
 from paceline.models.cuda_executor.block_matrix import BlockMatrix
 from paceline.models.cuda_executor.experts import FusedExperts, can_stack
 from paceline.models.cuda_executor.kernels.ends import embedded, peaks_of, row_angles
-from paceline.models.cuda_executor.kernels.entries import gated, place_heads, rms_norm
+from paceline.models.cuda_executor.kernels.entries import HeadNorms, gated, place_heads, rms_norm
 from paceline.models.cuda_executor.kernels.products import Weights, partials, product
 from paceline.models.cuda_executor.peers import Peers
+from paceline.models.torch_executor.cache import TorchKVCache, stored_heads
 from paceline.models.torch_executor.layers import (
     Attention,
     FeedForward,
@@ -38,6 +39,7 @@ from paceline.models.torch_executor.layers import (
 )
 from paceline.models.torch_executor.model import DecoderStack, Stage, Taps, last_taps
 from paceline.models.torch_executor.split_layers import VocabularyParallelEmbedding
+from paceline.models.torch_executor.varied_layers import ExpertsBesideDense, VariedAttention, VariedLayer
 
 FEW = 32
 """Most rows for which the kernels for few are faster: on an H100 a pass of 32 rows of a 1.5B model takes 1.73 ms with
@@ -60,6 +62,8 @@ class Fused:
         for name, layer in stack.layers.items():
             stack.layers[name] = _fused_layer(cast(Layer, layer), peers, deterministic)
             torch.cuda.empty_cache()  # the separate matrices, which the allocator would keep beside the joined ones
+        if stack.layer_inputs is not None:
+            stack.layer_inputs.norm = FusedNorm(stack.layer_inputs.norm, peers)  # type: ignore[assignment]
         layers = list(stack.layers.values())
         self._widens = all_of(FusedLayer, layers) and (stack.norm is None or isinstance(stack.norm, RMSNorm))
         self._is_plain = self._widens and all(cast(FusedLayer, layer).is_plain for layer in layers)
@@ -225,11 +229,12 @@ class Unsummed(NamedTuple):
 class FusedAttention(nn.Module):
     """An `Attention` in which one kernel norms and rotates heads, and writes keys and values."""
 
-    def __init__(self, own: Attention) -> None:
+    def __init__(self, own: Attention | VariedAttention) -> None:
         super().__init__()
-        self.project, self.out = _joined([own.query, own.key, own.value]), own.out
-        self.query_norm, self.key_norm = own.query_norm, own.key_norm
-        self.table, self.form, self.sinks = own.table, own.form, own.sinks
+        self.project = _joined([part for part in (own.query, own.key, own.value) if part is not None])
+        self.out, self.query_norm, self.key_norm = own.out, own.query_norm, own.key_norm
+        self.table, self.form = own.table, own.form
+        self.sinks = own.sinks if isinstance(own, Attention) else None
 
     @property
     def is_plain(self) -> bool:
@@ -247,18 +252,54 @@ class FusedAttention(nn.Module):
 
     def _attended(self, projected: Sequence[Tensor], bias: Tensor | None, layer: int, step: Pass) -> Tensor:
         """[M, heads * D], attention of projected heads."""
-        keys, values = step.cache.keys[layer], step.cache.values[layer]
+        keys, values = self._stored(layer, step.cache)
+        query, key, value = self._parts(projected)
         angles = step.angles[self.table]
-        query = place_heads(*projected, self._norms, angles, step.slots, keys, values, bias)  # type: ignore[call-arg]
+        query = place_heads(query, key, value, self._norms, angles, step.slots, keys, values, bias)
         if step.query_factors is not None:
             query = (query * step.query_factors).to(query.dtype)
         return step.attend(query, keys, values, with_sinks(self.form, self.sinks)).flatten(1)
 
+    def _stored(self, layer: int, cache: TorchKVCache) -> tuple[Tensor, Tensor]:
+        """Keys and values [slots, K, D] of a layer."""
+        return cache.keys[layer], cache.values[layer]
+
+    def _parts(self, projected: Sequence[Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Queries, keys and values among the outputs of the projections."""
+        query, key, value = projected
+        return query, key, value
+
     @property
-    def _norms(self) -> tuple[Tensor, Tensor, float] | None:
+    def _norms(self) -> HeadNorms | None:
         if isinstance(self.query_norm, nn.Identity):
             return None
-        return self.query_norm.weight, self.key_norm.weight, self.query_norm.eps  # type: ignore[return-value]
+        query, key = cast(RMSNorm, self.query_norm), cast(RMSNorm, self.key_norm)
+        return HeadNorms(query.weight, key.weight, query.eps)
+
+
+class FusedVariedAttention(FusedAttention):
+    """`FusedAttention` of a `VariedAttention`."""
+
+    def __init__(self, own: VariedAttention) -> None:
+        super().__init__(own)
+        self._cache_layer, self._key_heads, self._head_dim = own.cache_layer, own.key_heads, own.head_dim
+
+    def _stored(self, layer: int, cache: TorchKVCache) -> tuple[Tensor, Tensor]:
+        keys, values = (kind[self._cache_layer] for kind in (cache.keys, cache.values))
+        return stored_heads(keys, self._key_heads, self._head_dim), stored_heads(
+            values, self._key_heads, self._head_dim
+        )
+
+    def _parts(self, projected: Sequence[Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        query, *own = projected
+        # values that are not projected are the keys before norm and rotation
+        return (query, own[0], own[-1]) if own else (query, None, None)
+
+    @property
+    def _norms(self) -> HeadNorms:
+        query = cast(RMSNorm, self.query_norm)
+        key = query if self.key_norm is None else cast(RMSNorm, self.key_norm)
+        return HeadNorms(query.weight, key.weight, query.eps, values=True)
 
 
 class FusedFeedForward(nn.Module):
@@ -287,6 +328,24 @@ class FusedFeedForward(nn.Module):
         both = cast(JoinedLinear, self.raise_both)
         raised = product(x, both.weights[0], both.bias, gate="silu" if self._is_silu else "gelu")
         return Unsummed(partials(raised, self.down.weight), self.down.bias)
+
+
+class FusedBesideDense(nn.Module):
+    """An `ExpertsBesideDense` whose experts are stacked, with `dense` as its feed-forward."""
+
+    def __init__(self, own: ExpertsBesideDense, dense: nn.Module | None, peers: Peers, deterministic: bool) -> None:
+        super().__init__()
+        self.dense = cast(nn.Module, dense)
+        norms = own.norm, own.shared_out_norm, own.router_norm, own.experts_norm, own.experts_out_norm
+        self.norm, self.dense_out_norm, self.router_norm, self.experts_norm, self.experts_out_norm = (
+            FusedNorm(norm, peers) for norm in norms
+        )
+        self.experts = FusedExperts(own, None, deterministic, own.scales.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        dense = self.dense_out_norm(self.dense(self.norm(x)))
+        routed_by = self.router_norm(x) * x.shape[-1] ** -0.5
+        return dense + self.experts_out_norm(self.experts(self.experts_norm(x), routed_by=routed_by))
 
 
 class FusedLayer(nn.Module):
@@ -327,9 +386,11 @@ class FusedLayer(nn.Module):
 def _fused_layer(own: Layer, peers: Peers, deterministic: bool) -> nn.Module:
     """The layer, with those parts fused that can be."""
     attention = own.attention
-    if isinstance(attention, Attention) and _turns_heads(attention):
+    if isinstance(attention, VariedAttention):
+        attention = FusedVariedAttention(attention)
+    elif _turns_heads(attention):
         attention = FusedAttention(attention)
-    feed_forward = _fused_feed_forward(own.feed_forward, deterministic)
+    feed_forward = _fused_feed_forward(own.feed_forward, peers, deterministic)
     norms = own.attention_norm, own.feed_forward_norm
     after = own.attention_out_norm, own.feed_forward_out_norm
     if own.scale == 1.0 and not own.parallel and all_of(RMSNorm, norms) and all_of(nn.Identity, after):
@@ -339,16 +400,20 @@ def _fused_layer(own: Layer, peers: Peers, deterministic: bool) -> nn.Module:
         norm = getattr(own, name)
         if isinstance(norm, RMSNorm):
             setattr(own, name, FusedNorm(norm, peers))
+    if isinstance(own, VariedLayer) and own.input is not None:
+        own.input.norm = FusedNorm(cast(RMSNorm, own.input.norm), peers)  # type: ignore[assignment]
     return own
 
 
-def _fused_feed_forward(own: nn.Module, deterministic: bool) -> nn.Module:
+def _fused_feed_forward(own: nn.Module, peers: Peers, deterministic: bool) -> nn.Module:
     """The feed-forward, dense or a mixture, fused if it can be."""
     if isinstance(own, FeedForward) and own.gate is not None and own.gate_name != "clamped":
         return FusedFeedForward(own)
     if can_stack(own):
         mixture = cast(MixtureOfExperts, own)
-        shared = None if mixture.shared is None else _fused_feed_forward(mixture.shared, deterministic)
+        shared = None if mixture.shared is None else _fused_feed_forward(mixture.shared, peers, deterministic)
+        if isinstance(mixture, ExpertsBesideDense):
+            return FusedBesideDense(mixture, shared, peers, deterministic)
         return FusedExperts(mixture, shared, deterministic)
     return own
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.errors import InvalidParameter
 from paceline.models.base import DrawnOutput, ForwardOutput, KVCache, Rows
 from paceline.models.chains import ChainDraft, Draws
 from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention
@@ -35,6 +35,7 @@ from paceline.models.cuda_executor.verdicts import Draft, Pending
 from paceline.models.dtypes import activations_beside_blocks
 from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.torch_executor.device_states import DeviceStates
+from paceline.models.torch_executor.layers import Pass
 from paceline.models.torch_executor.model import (
     DecoderStack,
     Stage,
@@ -69,7 +70,6 @@ class CudaModel(TorchModel):
 
     Raises:
         InvalidParameter: the device cannot be used, or an option is unknown.
-        UnsupportedModel: the layers differ in size.
     """
 
     def __init__(
@@ -83,9 +83,6 @@ class CudaModel(TorchModel):
         capture: GraphCapture | None = None,
         peers: Peers | None = None,
     ) -> None:
-        if checkpoint.config.layer_sizes:
-            problem = f"{checkpoint.config.model_type} has layers of different sizes, which have no GPU kernels yet"
-            raise UnsupportedModel(f"model_type: {problem}; use executor='torch' or 'numba'")
         self.deterministic, self.peers = deterministic, peers or Peers()
         self.layers = tuple(range(checkpoint.config.num_hidden_layers))
         super().__init__(checkpoint, device, dtype)
@@ -364,8 +361,11 @@ class CudaModel(TorchModel):
         """[M, hidden] of tokens [M]; see `launch` for negative ones."""
         if self._fused is not None and self._fused.embeds:
             return self._fused.embedded(tokens, self.picks)
-        known = torch.where(tokens < 0, self.picks[(-1 - tokens).clamp_min(0)], tokens)
-        return self._stage.embed_tokens(known, positions)
+        return self._stage.embed_tokens(self._known(tokens), positions)
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        """Token ids [M], where negative ones stand for picks; see `launch`."""
+        return torch.where(tokens < 0, self.picks[(-1 - tokens).clamp_min(0)], tokens)
 
     def _through(
         self, tokens: Tensor, placed: PagedRows, cache: CudaKVCache, taps: tuple[int, ...], asked: Tensor,
@@ -377,15 +377,20 @@ class CudaModel(TorchModel):
             x, where = self.peers.before(len(tokens)), (placed.positions, placed.slots, attend, cache)
             x = self._embedded(tokens, placed.positions) if x is None else x
             if self._fused is None:
-                ran = stage.run_layers(x.to(stage.dtype), stage.pass_over(*where), taps)
+                x = x.to(stage.dtype)
+                ran = stage.run_layers(x, self._with_inputs(stage.pass_over(*where), tokens, x), taps)
                 found, tapped = stage.finished(*ran, taps, asked)
             else:
-                step = stage.pass_over(*where, self._fused.row_angles)
+                step = self._with_inputs(stage.pass_over(*where, self._fused.row_angles), tokens, x)
                 own = out if stage.shard.tensor_size == 1 else None
                 found, tapped = self._fused.run(stage, x, step, taps, asked, own)
             logits = self.peers.whole(found, len(asked), out)
         states = self.peers.states(tapped, taps, len(tokens))
         return (logits,) if states is None else (logits, states)
+
+    def _with_inputs(self, step: Pass, tokens: Tensor, x: Tensor) -> Pass:
+        """See `Stage.with_inputs`; tokens as of `launch`."""
+        return step if self.stack.layer_inputs is None else self._stage.with_inputs(step, self._known(tokens), x)
 
     def _begun(self, rows: Rows) -> Tensor:
         x = self.peers.before(len(rows.token_ids))

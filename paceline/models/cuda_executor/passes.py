@@ -119,7 +119,7 @@ class Passes:
     ) -> None:  # fmt: skip
         self.device = device
         self.attention: AttentionName = attention
-        self._tile = rows_of_tile(attention, config.num_attention_heads // config.num_key_value_heads)
+        self._tile = min(rows_of_tile(attention, group) for group in config.head_groups)
         self._staging = Staging(config, device)
         waits = attention == "by_position" and device.type == "cuda"
         self.records = attention != "sdpa" and not asks_host and not waits

@@ -20,6 +20,11 @@ def unwritten_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dty
     return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(tuple(shape))
 
 
+def stored_heads(cached: torch.Tensor, heads: int, size: int) -> torch.Tensor:
+    """[slots, heads, size], a view of what a cache keeps of a layer: [slots, 1, numbers of the widest layer]."""
+    return cached[:, 0, : heads * size].unflatten(-1, (heads, size))
+
+
 class TorchKVCache:
     """Keys and values [layers with attention, slots, kv_heads, head_dim] in the model's own number format.
 

@@ -152,6 +152,11 @@ class Stage:
         angles = [angles_of(positions, table, factor) for table, factor in tables]
         return Pass(angles, slots, attend, cache, self._query_factors(positions))
 
+    def with_inputs(self, step: Pass, token_ids: Tensor, x: Tensor) -> Pass:
+        """`step` with the layers' own inputs, where they have some, for tokens [M] with embeddings x [M, hidden]."""
+        inputs = self.stack.layer_inputs
+        return step if inputs is None else replace(step, layer_inputs=inputs(token_ids, x))
+
     def _query_factors(self, positions: Tensor) -> Tensor | None:
         """See `Pass`."""
         config = self.shard.config
@@ -192,8 +197,7 @@ class Stage:
 
     def _pass(self, x: Tensor, rows: Rows, cache: TorchKVCache, attend: Attends) -> Pass:
         step = self.pass_over(self._tensor(rows.positions), self._tensor(rows.slots), attend, cache)
-        if self.stack.layer_inputs is not None:
-            step = replace(step, layer_inputs=self.stack.layer_inputs(self._tensor(rows.token_ids), x))
+        step = self.with_inputs(step, self._tensor(rows.token_ids), x)
         if not isinstance(cache, StatefulCache):
             return step
         whole = len(self.running) == len(self.shard.layers)

@@ -14,6 +14,7 @@ from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.experts import Experts
 from paceline.models.architecture.positions import rope_table_of
 from paceline.models.torch_executor.attention import AttentionForm
+from paceline.models.torch_executor.cache import stored_heads
 from paceline.models.torch_executor.layers import Layer, MixtureOfExperts, Pass, RMSNorm, rotate
 from paceline.models.torch_executor.split_layers import Sum, alone
 
@@ -48,7 +49,8 @@ class VariedAttention(nn.Module):
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
         angles = step.angles[self.table]
         query = rotate(self.query_norm(self._heads(self.query(x))), *angles)
-        keys, values = (self._stored(kind[self.cache_layer]) for kind in (step.cache.keys, step.cache.values))
+        kept = (kind[self.cache_layer] for kind in (step.cache.keys, step.cache.values))
+        keys, values = (stored_heads(own, self.key_heads, self.head_dim) for own in kept)
         if self.key is not None and self.key_norm is not None:
             key = self._heads(self.key(x))
             value = key if self.value is None else self._heads(self.value(x))
@@ -58,10 +60,6 @@ class VariedAttention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim))
-
-    def _stored(self, cached: Tensor) -> Tensor:
-        """[slots, K, D] of a layer's cached numbers [slots, 1, at least K * D]."""
-        return self._heads(cached[:, 0, : self.key_heads * self.head_dim])
 
 
 class Scales(nn.Module):

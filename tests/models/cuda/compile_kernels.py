@@ -41,12 +41,14 @@ def kernels(kind: str, bytes_each: int, waits: bool, key_bytes: int = attention.
     for is_only, size, width, group, own in (
         (False, bytes_each, 128, 6, {}), (True, bytes_each, 128, 6, {}), (False, 4, 64, 6, wide),
         (False, bytes_each, 128, 71, {}),  # heads that share their keys: the largest tile
+        (True, bytes_each, 512, 8, {}),  # the widest heads, Gemma 4's
     ):  # fmt: skip
         queries = attention.queries_of_tile(group)
         block_n, warps = attention.block_keys(width, size, queries, key_bytes)
         yield attention._attend_split, data | SUMS | places | COUNTS | {"scale": "fp32"} | own, waiting | {
             "CAP": 5.0, "WINDOW": 33, "GROUP": group, "KEY_HEADS": 2, "QUERIES": queries, "BLOCK_N": block_n,
             "PAGE": 16, "IS_ONLY": is_only, "HAS_SINKS": is_only, "HEAD_DIM": width, "BLOCK_D": width, "SPLIT": 256,
+            "SLOT": 2 * width,
         }, {"num_stages": 1, "num_warps": warps}  # fmt: skip
     yield attention._add_splits, data | SUMS | places | COUNTS, HEAD | waiting | {
         "WINDOW": 33, "HEADS": 12, "HAS_SINKS": True,
@@ -77,8 +79,8 @@ def kernels(kind: str, bytes_each: int, waits: bool, key_bytes: int = attention.
     heads |= {"cosines": "*fp32", "sines": "*fp32", "slots": "*i64"}
     heads |= dict.fromkeys(("query_stride", "key_stride", "value_stride", "part_stride"), "i32")
     yield entries._place_heads, data | rows | heads, {
-        "PARTS": 4, "HAS_BIAS": True, "HEADS": 12, "KEY_HEADS": 2, "HEAD_DIM": 128, "ROTARY": 128, "HAS_NORM": True,
-        "BLOCK_D": 128,
+        "PARTS": 4, "HAS_BIAS": True, "HEADS": 12, "KEY_HEADS": 2, "HEAD_DIM": 128, "SLOT": 256, "ROTARY": 128,
+        "HAS_NORM": True, "NORMS_VALUES": True, "BLOCK_D": 128,
     } | waiting, two  # fmt: skip
     race = {
         "logits": "*fp32",

@@ -11,10 +11,11 @@ from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor.fused import FusedAttention, FusedFeedForward, FusedLayer, FusedNorm  # noqa: E402
 from paceline.models.cuda_executor.kernels import entries  # noqa: E402
 from paceline.models.cuda_executor.kernels.dependent import IN_TURN  # noqa: E402
-from paceline.models.cuda_executor.kernels.entries import gated, place_heads, rms_norm  # noqa: E402
+from paceline.models.cuda_executor.kernels.entries import HeadNorms, gated, place_heads, rms_norm  # noqa: E402
 from paceline.models.cuda_executor.peers import LinkedPeers, Peers  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
 from paceline.models.torch_executor import TorchModel  # noqa: E402
+from paceline.models.torch_executor.cache import stored_heads  # noqa: E402
 from paceline.models.torch_executor.layers import RMSNorm, _gelu_tanh, rotate, row_angles  # noqa: E402
 from paceline.models.torch_executor.shard import Shard  # noqa: E402
 from tests.fakes import RandomCheckpoint, mixture_config, small_config  # noqa: E402
@@ -104,7 +105,7 @@ def test_heads_are_normed_turned_and_placed(dtype, rotary, has_norm):
         norm.weight = torch.nn.Parameter(numbers(size, dtype=dtype), requires_grad=False)
     angles = row_angles(torch.tensor([3, 90, 0, 41]), numbers(rotary // 2).abs(), 1.3)
     slots, keys, values = torch.tensor([7, 2, 9, 0]), *(torch.zeros(11, key_heads, size, dtype=dtype) for _ in range(2))
-    given = (norms[0].weight, norms[1].weight, 1e-6) if has_norm else None
+    given = HeadNorms(norms[0].weight, norms[1].weight, 1e-6) if has_norm else None
     ours = place_heads(query, key, value, given, angles, slots, keys, values)
     want = [x.reshape(rows, -1, size) for x in (query, key)]
     want = [norm(x) for norm, x in zip(norms, want, strict=True)] if has_norm else want
@@ -112,6 +113,31 @@ def test_heads_are_normed_turned_and_placed(dtype, rotary, has_norm):
     close(keys[slots], rotate(want[1], *angles))
     assert torch.equal(values[slots], value.reshape(rows, key_heads, size))
     assert not keys[[1, 3, 4, 5, 6, 8, 10]].any()
+
+
+def _normed(x, weight):
+    own = RMSNorm(len(weight), 1e-6)
+    own.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return own(x)
+
+
+def test_values_are_normed_and_slots_of_wider_layers_keep_a_gap(dtype):
+    rows, heads, key_heads, size = 4, 6, 2, 24
+    query, key = numbers(rows, (heads + key_heads) * size, dtype=dtype).split([heads * size, key_heads * size], dim=-1)
+    weights = [numbers(size, dtype=dtype) for _ in range(2)]
+    angles, slots = row_angles(torch.tensor([3, 90, 0, 41]), numbers(size // 2).abs()), torch.tensor([7, 2, 9, 0])
+    wide = torch.zeros(2, 11, 1, 60, dtype=dtype)
+    keys, values = (stored_heads(own, key_heads, size) for own in wide)
+    norms = HeadNorms(*weights, 1e-6, values=True)
+    place_heads(query, key, key, norms, angles, slots, keys, values)
+    raw = key.reshape(rows, key_heads, size)
+    close(values[slots], torch.nn.functional.rms_norm(raw.float(), (size,), eps=1e-6).to(dtype))
+    close(keys[slots], rotate(_normed(raw, weights[1]), *angles))
+    assert not wide[..., 48:].any() and not wide[:, [1, 3, 4, 5, 6, 8, 10]].any()
+    before = wide.clone()
+    alone = place_heads(query, None, None, norms, angles, slots, keys, values)
+    close(alone, rotate(_normed(query.reshape(rows, heads, size), weights[0]), *angles))
+    assert torch.equal(wide, before)
 
 
 @pytest.mark.parametrize("is_silu", [True, False])

@@ -120,7 +120,7 @@ def test_a_mixture_is_what_the_torch_executor_makes_of_it(kind, rows):
     x, own = numbers(rows, config.hidden_size, seed=3), fused_twin(config)
     want = mixture(config)(x)
     torch.testing.assert_close(own(x), want, atol=1e-3, rtol=1e-4)
-    torch.testing.assert_close(own._one_by_one(x), want, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(own._one_by_one(x, x), want, atol=1e-3, rtol=1e-4)
 
 
 def test_the_clamped_gate_reaches_its_limits():
@@ -150,7 +150,7 @@ def test_many_rows_need_several_launches_or_the_host(deterministic, recorded, mo
     monkeypatch.setattr(fused, "MOST_PAIRS", 16)
     monkeypatch.setattr(fused, "LARGEST", recorded)
     parts = own.parts
-    monkeypatch.setattr(own, "parts", lambda some, step=None: asked.append(len(some)) or parts(some, step))
+    monkeypatch.setattr(own, "parts", lambda some, *more: asked.append(len(some)) or parts(some, *more))
     torch.testing.assert_close(own(x), want, atol=1e-4, rtol=1e-4)
     assert asked == ([8, 8, 8, 6] if deterministic or recorded == 30 else [])
 
@@ -229,4 +229,4 @@ def test_experts_in_the_blocks_of_a_file(name):
     found = FusedExperts(own, None, deterministic=False)
     assert isinstance(found.lower, BlockMatrix)
     torch.testing.assert_close(found(x), want, atol=1e-3 * float(want.abs().max()), rtol=1e-3)
-    torch.testing.assert_close(found._one_by_one(x), want, atol=1e-3 * float(want.abs().max()), rtol=1e-3)
+    torch.testing.assert_close(found._one_by_one(x, x), want, atol=1e-3 * float(want.abs().max()), rtol=1e-3)

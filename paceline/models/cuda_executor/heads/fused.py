@@ -14,7 +14,7 @@ from paceline.models.cuda_executor.attention import attention_over
 from paceline.models.cuda_executor.fused import FEW, Unsummed
 from paceline.models.cuda_executor.heads.stored import StoredLinear
 from paceline.models.cuda_executor.kernels.ends import embedded, row_angles
-from paceline.models.cuda_executor.kernels.entries import place_heads, rms_norm
+from paceline.models.cuda_executor.kernels.entries import HeadNorms, place_heads, rms_norm
 from paceline.models.cuda_executor.kernels.products import partials, product
 from paceline.models.cuda_executor.paged_rows import PagedRows
 from paceline.models.torch_executor.attention import Attends, AttentionForm
@@ -88,7 +88,7 @@ class _Layer:
         self._form = AttentionForm(attention.head_dim**-0.5)
         self._kind, self._norms = self._projected.weight.dtype, None
         if hasattr(attention, "q_norm"):
-            self._norms = attention.q_norm.weight, attention.k_norm.weight, attention.q_norm.eps
+            self._norms = HeadNorms(attention.q_norm.weight, attention.k_norm.weight, attention.q_norm.eps)
 
     def __call__(self, x: Tensor, residual: Tensor, number: int, step: "_Step") -> tuple[Tensor, Unsummed]:
         """Hidden states [M, hidden] float32, and what must be added to them.

@@ -8,6 +8,8 @@ is that of the layers in `torch_executor/layers.py`, which are the reference.
 # pyright: reportArgumentType=false, reportCallIssue=false
 # Triton's types know neither numbers for `tl.constexpr` nor options of a launch.
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -101,9 +103,13 @@ def _place_heads(
     query, key, value, bias, query_weight, key_weight, cosines, sines, slots, out, keys, values,
     query_stride, key_stride, value_stride, part_stride, eps,
     PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    ROTARY: tl.constexpr, HAS_NORM: tl.constexpr, BLOCK_D: tl.constexpr, WAITS: tl.constexpr,
+    SLOT: tl.constexpr, ROTARY: tl.constexpr, HAS_NORM: tl.constexpr, NORMS_VALUES: tl.constexpr,
+    BLOCK_D: tl.constexpr, WAITS: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: queries turned to `out`, keys turned and values as they are to the row's slot."""
+    """One head of one row: queries turned to `out`, keys turned and values to the row's slot.
+
+    SLOT: numbers from the keys of one slot to those of the next.
+    """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     let_next_begin(WAITS)
     apart = part_stride.to(tl.int64)
@@ -125,7 +131,7 @@ def _place_heads(
         tl.store(out + (row * HEADS + head) * HEAD_DIM + dim, turned, mask=inside)
     else:
         own = (head - HEADS) % KEY_HEADS
-        place = (slot * KEY_HEADS + own) * HEAD_DIM + dim
+        place = slot * SLOT + own * HEAD_DIM + dim
         if head < HEADS + KEY_HEADS:
             source = key + row * key_stride + own * HEAD_DIM
             turned = _turned(
@@ -135,7 +141,10 @@ def _place_heads(
             tl.store(keys + place, turned, mask=inside)
         else:
             source = value + row * value_stride + own * HEAD_DIM
-            tl.store(values + place, _head_of(source, apart, bias, dim, inside, PARTS, HAS_BIAS).to(kind), mask=inside)
+            found = _head_of(source, apart, bias, dim, inside, PARTS, HAS_BIAS)
+            if NORMS_VALUES:
+                found *= tl.rsqrt(tl.sum(found * found, axis=0) / HEAD_DIM + eps)
+            tl.store(values + place, found.to(kind), mask=inside)
 
 
 @triton.jit
@@ -198,30 +207,48 @@ def rms_norm(
     return total, out
 
 
+class HeadNorms(NamedTuple):
+    """Norms of the heads of one layer.
+
+    Attributes:
+        query, key: [D] weights.
+        eps: of all of them.
+        values: whether values are normed too, without weights.
+    """
+
+    query: Tensor
+    key: Tensor
+    eps: float
+    values: bool = False
+
+
 def place_heads(
-    query: Tensor, key: Tensor, value: Tensor, norms: tuple[Tensor, Tensor, float] | None,
+    query: Tensor, key: Tensor | None, value: Tensor | None, norms: HeadNorms | None,
     angles: tuple[Tensor, Tensor], slots: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Rotated queries [M, H, D]; rotated keys and the values are written to the rows' slots.
 
     Args:
         query, key, value: [M, heads * D] each, or [parts, M, heads * D] the parts of a sum, views into one tensor.
-        norms: norm weights [D] of queries and of keys, and eps; None without norms.
+            Without keys nothing is written.
+        norms: None without norms.
         angles: cosines and sines [M, 1, R] float32, see `Pass`.
-        slots: [M]. keys, values: [slots, K, D] of the layer.
+        slots: [M]. keys, values: [slots, K, D] of the layer, contiguous but for a gap after each slot.
         bias: of queries, keys and values, one after another.
     """
+    new = 0 if key is None else keys.shape[1]
+    key, value = query if key is None else key, query if value is None else value
     key_heads, head_dim = keys.shape[1:]
     rows, width = query.shape[-2:]
     heads, rotary, has_parts = width // head_dim, angles[0].shape[-1], query.ndim == 3
     out = torch.empty(rows, heads, head_dim, device=query.device, dtype=keys.dtype)
-    query_weight, key_weight, eps = norms or (query, key, 0.0)
+    norms, has_norm = norms or HeadNorms(query, query, 0.0), norms is not None
     if rows:
-        _place_heads[(rows, heads + 2 * key_heads)](
-            query, key, value, query if bias is None else bias, query_weight, key_weight, *angles, slots, out, keys,
-            values, query.stride(-2), key.stride(-2), value.stride(-2), query.stride(0) if has_parts else 0, eps,
+        _place_heads[(rows, heads + 2 * new)](
+            query, key, value, query if bias is None else bias, norms.query, norms.key, *angles, slots, out, keys,
+            values, query.stride(-2), key.stride(-2), value.stride(-2), query.stride(0) if has_parts else 0, norms.eps,
             PARTS=len(query) if has_parts else 1, HAS_BIAS=bias is not None, HEADS=heads, KEY_HEADS=key_heads,
-            HEAD_DIM=head_dim, ROTARY=rotary, HAS_NORM=norms is not None,
+            HEAD_DIM=head_dim, SLOT=keys.stride(0), ROTARY=rotary, HAS_NORM=has_norm, NORMS_VALUES=norms.values,
             BLOCK_D=triton.next_power_of_2(head_dim), num_warps=1, **dependent(query.device),
         )  # fmt: skip
     return out
