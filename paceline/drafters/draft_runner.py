@@ -52,10 +52,10 @@ class DraftRunner:
     ) -> None:
         is_wider = vocab_size is not None and model.config.vocab_size > vocab_size
         self._cut = vocab_size if is_wider else None
-        self._model, self.can_chain = model, isinstance(model, DraftsChains) and not is_wider
-        self.can_draw = self.can_chain
-        self.cache = model.new_cache(num_pages)
+        self._model, self.cache = model, model.new_cache(num_pages)
         states = self.cache if isinstance(self.cache, HoldsStates) else None
+        self.can_chain = isinstance(model, DraftsChains) and not is_wider and states is None
+        self.can_draw = self.can_chain
         if states is not None:
             states.hold(_STATES)
         self._most_texts = None if states is None else most_texts(_STATES)

@@ -70,9 +70,9 @@ def load_executor(checkpoint: Checkpoint, config: EngineConfig, name: str, progr
             if executor == "numba":
                 raise
         executor = "torch"
-    if checkpoint.config.recurrence and (config.is_parallel or executor == "cuda"):
-        problem = f"{name} has recurrent layers, which run in one process on the numba and torch executors only"
-        raise UnsupportedModel(f"executor: {problem}; take these, or another model")
+    if checkpoint.config.recurrence and config.is_parallel:
+        problem = f"{name} has recurrent layers, which run in one process only"
+        raise UnsupportedModel(f"executor: {problem}; leave out parallel sizes, or take another model")
     if config.dtype in ("int8", "w8a8") or (config.dtype == "gguf" and executor != "cuda"):
         problem = f"{config.dtype!r} is not known to the {executor} executor"
         blocks = ", or gguf for a file's own blocks" if executor == "cuda" else ""

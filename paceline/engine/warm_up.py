@@ -11,6 +11,7 @@ from paceline.engine.drawing import plain_pass
 from paceline.engine.engine import Engine
 from paceline.models.base import CausalLM, RecordsPasses, pages_for
 from paceline.models.rows import Part, build_rows
+from paceline.models.state_book import HoldsStates
 from paceline.sampling.answered import Question
 from paceline.types import NamedProgress
 
@@ -22,8 +23,8 @@ _WHAT = "recording passes"
 
 def warm_up(model: CausalLM, engine: Engine, progress: NamedProgress) -> None:
     """Run passes of an engine without requests, over its cache, where its `model` records them."""
-    if not (isinstance(model, RecordsPasses) and model.records_passes):
-        return
+    if not (isinstance(model, RecordsPasses) and model.records_passes) or isinstance(engine.cache, HoldsStates):
+        return  # states are those of texts, which these passes have not
     most_rows = engine.scheduler.config.max_num_seqs * (1 + engine.speculation.most)
     passes = list(_passes(model.recorded_sizes, most_rows, model.config.max_position_embeddings))
     taps = engine.drafter.traits.taps

@@ -12,7 +12,7 @@ what a state is (`architecture/recurrence.py`).
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -232,7 +232,7 @@ class StateBook:
 
 
 class StateStore:
-    """The states and inputs of a cache, with their book; see `HoldsStates`.
+    """The states and inputs of a cache, with their book; see `HoldsStates`. An executor may keep them elsewhere.
 
     Attributes:
         states: [num_states, recurrent layers, state_size] float32: the last inputs [kernel - 1, channels], oldest
@@ -249,7 +249,7 @@ class StateStore:
         """Make room for so many states; see `HoldsStates.hold`."""
         self.book = StateBook(num_states)
         shapes = zip((self.book.num_states, self.book.num_inputs), self._sizes, strict=True)
-        self.states, self.inputs = (np.zeros((count, self._layers, size), np.float32) for count, size in shapes)
+        self.states, self.inputs = (self._zeros(count, self._layers, size) for count, size in shapes)
 
     def plan(self, rows: Rows, whole: bool = True) -> StateSteps:
         """As `StateBook.plan`, with room made for the inputs.
@@ -261,9 +261,14 @@ class StateStore:
             raise InvalidParameter("num_keys", "recurrent layers read all tokens", "draft without a window of keys")
         steps = self.book.plan(rows, whole)
         if missing := self.book.num_inputs - len(self.inputs):
-            more = np.zeros((missing, *self.inputs.shape[1:]), np.float32)
-            self.inputs = np.concatenate([self.inputs, more])
+            self.inputs = self._joined(self.inputs, self._zeros(missing, *self.inputs.shape[1:]))
         return steps
+
+    def _zeros(self, *shape: int) -> Any:
+        return np.zeros(shape, np.float32)
+
+    def _joined(self, *parts: Any) -> Any:
+        return np.concatenate(parts)
 
 
 class KeepsStates:

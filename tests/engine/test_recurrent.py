@@ -209,8 +209,9 @@ def test_the_torch_executor_says_the_same(make_engine, plain):
         assert output.token_ids == plain[0][0]
 
 
-@pytest.mark.parametrize("how", [{"device": "cuda:0"}, {"executor": "torch", "tensor_parallel_size": 2}])
-def test_executors_without_recurrent_layers_refuse_them(make_engine, how):
+@pytest.mark.parametrize("executor", ["torch", "cuda"])
+def test_several_processes_refuse_recurrent_layers(make_engine, executor):
+    how = {"executor": executor, "tensor_parallel_size": 2}
     with pytest.raises(UnsupportedModel, match="recurrent layers, which run in one process"):
         build.load_executor(make_engine.source.checkpoint, EngineConfig(**how), "random", lambda *_: None)
 

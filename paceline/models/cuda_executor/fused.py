@@ -27,6 +27,7 @@ from paceline.models.cuda_executor.kernels.ends import embedded, peaks_of, row_a
 from paceline.models.cuda_executor.kernels.entries import HeadNorms, gated, place_heads, rms_norm
 from paceline.models.cuda_executor.kernels.products import Weights, partials, product
 from paceline.models.cuda_executor.peers import Peers
+from paceline.models.cuda_executor.recurrent import FusedConvolution, FusedDelta
 from paceline.models.torch_executor.cache import TorchKVCache, stored_heads
 from paceline.models.torch_executor.layers import (
     Attention,
@@ -38,6 +39,7 @@ from paceline.models.torch_executor.layers import (
     with_sinks,
 )
 from paceline.models.torch_executor.model import DecoderStack, Stage, Taps, last_taps
+from paceline.models.torch_executor.recurrent import GatedDeltaNet, ShortConvolution
 from paceline.models.torch_executor.split_layers import VocabularyParallelEmbedding
 from paceline.models.torch_executor.varied_layers import ExpertsBesideDense, VariedAttention, VariedLayer
 
@@ -231,7 +233,9 @@ class FusedAttention(nn.Module):
 
     def __init__(self, own: Attention | VariedAttention) -> None:
         super().__init__()
-        self.project = _joined([part for part in (own.query, own.key, own.value) if part is not None])
+        gate = own.gate if isinstance(own, Attention) else None
+        self._has_gate = gate is not None
+        self.project = _joined([part for part in (own.query, own.key, own.value, gate) if part is not None])
         self.out, self.query_norm, self.key_norm = own.out, own.query_norm, own.key_norm
         self.table, self.form = own.table, own.form
         self.sinks = own.sinks if isinstance(own, Attention) else None
@@ -239,10 +243,14 @@ class FusedAttention(nn.Module):
     @property
     def is_plain(self) -> bool:
         """See `FusedLayer`."""
-        return isinstance(self.project, JoinedLinear) and isinstance(self.out, nn.Linear | BlockLinear)
+        is_linear = isinstance(self.project, JoinedLinear) and isinstance(self.out, nn.Linear | BlockLinear)
+        return is_linear and not self._has_gate
 
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
-        return self.out(self._attended(self.project(x), None, layer, step))
+        if not self._has_gate:
+            return self.out(self._attended(self.project(x), None, layer, step))
+        *projected, gate = self.project(x)
+        return self.out(self._attended(projected, None, layer, step) * torch.sigmoid(gate))
 
     def unsummed(self, x: Tensor, layer: int, step: Pass) -> Unsummed:
         """`forward` with products for few rows."""
@@ -388,6 +396,10 @@ def _fused_layer(own: Layer, peers: Peers, deterministic: bool) -> nn.Module:
     attention = own.attention
     if isinstance(attention, VariedAttention):
         attention = FusedVariedAttention(attention)
+    elif isinstance(attention, ShortConvolution):
+        attention = FusedConvolution(attention)
+    elif isinstance(attention, GatedDeltaNet):
+        attention = FusedDelta(attention, _joined(_projections(attention)))
     elif _turns_heads(attention):
         attention = FusedAttention(attention)
     feed_forward = _fused_feed_forward(own.feed_forward, peers, deterministic)
@@ -418,6 +430,11 @@ def _fused_feed_forward(own: nn.Module, peers: Peers, deterministic: bool) -> nn
     return own
 
 
+def _projections(own: GatedDeltaNet) -> Sequence[nn.Module]:
+    """The layers that `FusedDelta` joins."""
+    return [own.delta_query, own.delta_key, own.delta_value, own.beta, own.step, own.z]
+
+
 def _turns_heads(own: nn.Module) -> TypeGuard[Attention]:
     """Whether `place_heads` can norm and rotate the heads of `own`."""
     if not isinstance(own, Attention):
@@ -425,7 +442,7 @@ def _turns_heads(own: nn.Module) -> TypeGuard[Attention]:
     return own.table != NO_TABLE and not (own.over_all and isinstance(own.query_norm, RMSNorm))
 
 
-def _joined(parts: Sequence[nn.Module]) -> Callable[[Tensor], Sequence[Tensor]]:
+def _joined(parts: Sequence[nn.Module]) -> "JoinedLinear | SeparateLinears":
     """The layers joined if all are linear, and all or none have a bias."""
     if all(isinstance(part, nn.Linear | BlockLinear) for part in parts):
         linears = cast(Sequence[nn.Linear | BlockLinear], parts)

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.models.architecture.recurrence import Recurrence
 from paceline.models.base import DrawnOutput, ForwardOutput, KVCache, Rows
 from paceline.models.chains import ChainDraft, Draws
 from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention
@@ -47,6 +48,9 @@ from paceline.models.torch_executor.model import (
 )
 from paceline.sampling.answered import Question
 
+if TYPE_CHECKING:
+    from paceline.models.cuda_executor.recurrent import RecurrentCache
+
 
 class CudaModel(TorchModel):
     """A `CausalLM` for one GPU, or one rank's part of one for several; CPU tensors in tests.
@@ -70,6 +74,7 @@ class CudaModel(TorchModel):
 
     Raises:
         InvalidParameter: the device cannot be used, or an option is unknown.
+        UnsupportedModel: recurrent layers without Triton.
     """
 
     def __init__(
@@ -99,13 +104,16 @@ class CudaModel(TorchModel):
 
             self._fused, self._race = Fused(self._stage.stack, deterministic, self.peers), race
             self.chain_kernels = Kernels(partial(likeliest, begins_early=self.peers.shard is None), draw)
+        self._is_recurrent = config.recurrence is not None
+        if self._is_recurrent:
+            self._check_recurrence()
         asks_host = config.experts is not None if self._fused is None else self._fused.asks_host
         self.passes = Passes(self._stage.shard.narrowed(), config.vocab_size, on, self.attention, capture, asks_host)
         self.records_passes, self.recorded_sizes = self.passes.records, BUCKETS
         self._fetch, self._send = Fetch(on), Send(on)
         self.picks = torch.zeros(LARGEST, dtype=torch.int32, device=on)
         self._foreseen = self._foresee()
-        self.num_lookahead_slots = int(self.records_passes)
+        self.num_lookahead_slots = int(self.records_passes and not self._is_recurrent)
 
     head_builder = "paceline.models.cuda_executor.heads.build"
 
@@ -172,6 +180,10 @@ class CudaModel(TorchModel):
 
     def new_cache(self, num_pages: int) -> CudaKVCache:
         """An empty cache of `num_pages` pages."""
+        if self._is_recurrent:
+            from paceline.models.cuda_executor.recurrent import RecurrentCache
+
+            return RecurrentCache(*self._form_of_cache(num_pages))
         return CudaKVCache(*self._form_of_cache(num_pages))
 
     def _form_of_cache(self, num_pages: int) -> tuple:
@@ -194,7 +206,7 @@ class CudaModel(TorchModel):
         self, rows: Rows, cache: KVCache, taps: tuple[int, ...], questions: Sequence[Question | None]
     ) -> Callable[[], DrawnOutput]:
         """See `DrawsLaws`: questions are copied to the device before the pass, and only answers and rows come back."""
-        if isinstance(cache, CudaKVCache) and self._foreseen.knows(rows, cache, questions) and self.passes.fits(rows):
+        if isinstance(cache, CudaKVCache) and self._may_foresee(rows, cache, questions):
             answered = self._foreseen.begin(rows, cache, taps, cast(Sequence[Question], questions))
             return lambda: self._drawn(*answered(), taps, questions)
         self._foreseen.pass_over()
@@ -211,6 +223,11 @@ class CudaModel(TorchModel):
             return self._drawn(table, kept, taps, questions, *rows_asked)
 
         return finish
+
+    def _may_foresee(self, rows: Rows, cache: CudaKVCache, questions: Sequence[Question | None]) -> bool:
+        """Whether the pass after one over `rows` may be launched before it is asked for. Which states a pass begins
+        with is decided on the host."""
+        return not self._is_recurrent and self._foreseen.knows(rows, cache, questions) and self.passes.fits(rows)
 
     def _drawn(
         self, table: np.ndarray, states: DeviceStates | None, taps: tuple[int, ...],
@@ -321,6 +338,8 @@ class CudaModel(TorchModel):
                 logits = self.peers.whole(found, len(rows.logit_rows), None)
                 return Launched(logits, self.peers.states(tapped, taps, len(rows.token_ids)), peaks_of(logits))
         num_asked = len(rows.logit_rows)
+        if self._is_recurrent:
+            self._plan(rows, cache)
         logits, peaks, *states = self.passes.run(
             rows,
             cache,
@@ -330,6 +349,20 @@ class CudaModel(TorchModel):
         )
         tapped = states[0][: len(rows.token_ids)] if states else None
         return Launched(logits[:num_asked], tapped, peaks[:num_asked])
+
+    def _check_recurrence(self) -> None:
+        """Refuse recurrent layers that the kernels do not cover."""
+        if self.attention != "triton":
+            problem = f"{self.config.model_type} has recurrent layers, whose kernels are Triton's"
+            raise UnsupportedModel(f"attention: {problem}; run pip install 'paceline[cuda]', or use executor='torch'")
+        from paceline.models.cuda_executor.recurrent import check_taps
+
+        check_taps(cast(Recurrence, self.config.recurrence))
+
+    def _plan(self, rows: Rows, cache: CudaKVCache) -> None:
+        """Put the steps of recurrent layers in place, on the device."""
+        with on_device(self._stage.device):
+            cast("RecurrentCache", cache).plan(rows, whole=len(self.layers) == self.config.num_hidden_layers)
 
     def _checked(self, rows: Rows | None, cache: KVCache, taps: tuple[int, ...]) -> CudaKVCache:
         """The cache, if it is one of this executor and all `rows` and taps are in the model."""

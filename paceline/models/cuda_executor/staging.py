@@ -41,6 +41,35 @@ def asked_bucket(num_asked: int, bucket: int) -> int:
     return 0 if not num_asked else few if num_asked <= few else bucket
 
 
+class Pinned:
+    """A static int32 tensor on a device, written through memory of the host; on a GPU copies are asynchronous.
+
+    Attributes:
+        size: its numbers.
+        static: the tensor.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        is_cuda = device.type == "cuda"
+        self.size = size
+        self._host = torch.empty(size, dtype=torch.int32, pin_memory=is_cuda)
+        self._buffer = self._host.numpy()
+        self.static = torch.zeros(size, dtype=torch.int32, device=device)
+        self._copied = torch.cuda.Event() if is_cuda else None
+
+    def writable(self) -> np.ndarray:
+        """The host's memory, after waiting for its latest copy to complete."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._buffer
+
+    def send(self, size: int) -> None:
+        """Copy the first `size` numbers to the device."""
+        self.static[:size].copy_(self._host[:size], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+
 class Staging:
     """The static tensors of one model's passes.
 
@@ -52,18 +81,14 @@ class Staging:
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         pages = pages_for(config.max_position_embeddings) + _MOST_ASIDE
         self._capacity = LARGEST * (len(FIELDS) + _MOST_ASIDE) + _MOST_SEGMENTS * pages
-        self._device, self._is_cuda = device, device.type == "cuda"
-        self._host = torch.empty(self._capacity, dtype=torch.int32, pin_memory=self._is_cuda)
-        self._buffer = self._host.numpy()
-        self._static = torch.zeros(self._capacity, dtype=torch.int32, device=device)
-        self._copied = torch.cuda.Event() if self._is_cuda else None
+        self._device, self._pinned = device, Pinned(self._capacity, device)
         self._views: dict[tuple[int, int], PagedRows] = {}
         self._chains: dict[tuple[int, int, int, int], tuple[PagedRows, list[PagedRows]]] = {}
 
     @property
     def packed(self) -> Tensor:
         """The static tensor, packed as by `pack`."""
-        return self._static
+        return self._pinned.static
 
     def fits(self, rows: Rows) -> bool:
         """Whether `rows` can be placed in the static tensors."""
@@ -75,10 +100,10 @@ class Staging:
         bucket = bucket_of(len(rows.token_ids))
         assert bucket is not None
         size = packed_size(rows, bucket)
-        pack(rows, bucket, spare_slot, tile_size, self._writable()[:size])
-        self._send(size)
+        pack(rows, bucket, spare_slot, tile_size, self._pinned.writable()[:size])
+        self._pinned.send(size)
         if (bucket, splits) not in self._views:
-            self._views[bucket, splits] = PagedRows.of(self._static, bucket, splits)
+            self._views[bucket, splits] = PagedRows.of(self.packed, bucket, splits)
         return self._views[bucket, splits]
 
     def fits_chain(self, rows: Rows, num_levels: int) -> bool:
@@ -97,11 +122,11 @@ class Staging:
         bucket, own = chain_bucket(rows), bucket_of(len(rows.logit_rows))
         assert bucket is not None and own is not None
         size = _chain_size(rows, bucket, num_levels, own)
-        _pack_chain(rows, bucket, num_levels, own, spare_slot, tile_size, self._writable()[:size])
-        self._send(size)
+        _pack_chain(rows, bucket, num_levels, own, spare_slot, tile_size, self._pinned.writable()[:size])
+        self._pinned.send(size)
         key = bucket, splits, own, num_levels
         if key not in self._chains:
-            self._chains[key] = _placed_chain(self._static, bucket, splits, own, num_levels)
+            self._chains[key] = _placed_chain(self.packed, bucket, splits, own, num_levels)
         return self._chains[key]
 
     def place_chain_apart(
@@ -119,17 +144,6 @@ class Staging:
         packed = np.empty(packed_size(rows, size), np.int32)
         pack(rows, size, spare_slot, tile_size, packed)
         return PagedRows.of(torch.from_numpy(packed).to(self._device), size, splits)
-
-    def _writable(self) -> np.ndarray:
-        """The host buffer, after waiting for its latest copy to complete."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._buffer
-
-    def _send(self, size: int) -> None:
-        self._static[:size].copy_(self._host[:size], non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
 
 
 def _chain_size(rows: Rows, num_rows: int, num_levels: int, num_below: int) -> int:

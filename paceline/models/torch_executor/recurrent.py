@@ -42,7 +42,7 @@ class ShortConvolution(nn.Module):
 
     def __init__(self, config: ModelConfig, recurrence: Recurrence) -> None:
         super().__init__()
-        hidden, channels = config.hidden_size, recurrence.channels
+        hidden, channels, self.sizes = config.hidden_size, recurrence.channels, recurrence
         self.conv_in = nn.Linear(hidden, 3 * channels, bias=False)
         self.conv_taps = _Taps(recurrence)
         self.conv_out = nn.Linear(channels, hidden, bias=False)

@@ -21,6 +21,7 @@ from paceline.models.cuda_executor.kernels import (
     lookups,
     products,
     races,
+    recurrent,
     verdicts,
 )
 
@@ -82,6 +83,16 @@ def kernels(kind: str, bytes_each: int, waits: bool, key_bytes: int = attention.
         "PARTS": 4, "HAS_BIAS": True, "HEADS": 12, "KEY_HEADS": 2, "HEAD_DIM": 128, "SLOT": 256, "ROTARY": 128,
         "HAS_NORM": True, "NORMS_VALUES": True, "BLOCK_D": 128,
     } | waiting, two  # fmt: skip
+    program = {"rows": f"*{kind}", "taps": f"*{kind}", "decay": f"*{kind}", "shift": f"*{kind}", "out": "*fp32"}
+    program |= {"starts": "*i32", "steps": "*i32", "states": "*fp32", "kept": "*fp32"} | dict.fromkeys(
+        ("row_stride", "layer"), "i32"
+    )  # fmt: skip
+    sizes = {"LAYERS": 18, "KERNEL": 4, "STATE": 3 * 6144 + 16 * 128 * 128, "INPUTS": 6144 + 32} | waiting
+    yield recurrent._run_convolution, program, sizes | {"CHANNELS": 2048, "BLOCK": recurrent._CHANNELS}, {}
+    yield recurrent._run_delta, program, sizes | {
+        "KEY_HEADS": 16, "VALUE_HEADS": 16, "KEY_DIM": 128, "VALUE_DIM": 128, "TILED": waits, "BLOCK_K": 128,
+        "BLOCK_V": recurrent._COLUMNS,
+    }, {}  # fmt: skip
     race = {
         "logits": "*fp32",
         "peaks": "*fp64",

@@ -1,0 +1,144 @@
+"""Models with recurrent layers on a GPU: their cache, whose states are on the device, and their layers.
+
+Which state a row begins with is decided on the host, for each pass (`models/state_book.py`); the steps are copied to a
+static tensor before the pass, so that its graph need not change. Not for the kernels (`kernels/recurrent.py`) or what
+the layers are (`torch_executor/recurrent.py`).
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.errors import UnsupportedModel
+from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.recurrence import Recurrence
+from paceline.models.base import Rows
+from paceline.models.cuda_executor.kernels.entries import rms_norm
+from paceline.models.cuda_executor.kernels.recurrent import MOST_TAPS, Program, convolved, delta_net
+from paceline.models.cuda_executor.passes import CudaKVCache
+from paceline.models.cuda_executor.staging import LARGEST, Pinned
+from paceline.models.state_book import KeepsStates, StateSteps, StateStore
+from paceline.models.torch_executor.layers import Pass
+from paceline.models.torch_executor.recurrent import GatedDeltaNet, ShortConvolution
+
+_STEPS = 4 * LARGEST
+"""Steps that there is room for at first. A pass has about one for each row, and some for each of its segments."""
+
+
+def check_taps(recurrence: Recurrence) -> None:
+    """Refuse convolutions that the kernels do not cover.
+
+    Raises:
+        UnsupportedModel: naming the remedy.
+    """
+    if recurrence.kernel > MOST_TAPS:
+        problem = f"a convolution over {recurrence.kernel} inputs, where the GPU's kernels have up to {MOST_TAPS}"
+        raise UnsupportedModel(f"kernel: {problem}; use executor='torch' or 'numba'")
+
+
+class DeviceStates(StateStore):
+    """States and inputs on a device; see `StateStore`."""
+
+    def __init__(self, recurrence: Recurrence, device: torch.device) -> None:
+        self._device = device
+        super().__init__(recurrence)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, device=self._device)
+
+    def _joined(self, *parts: Tensor) -> Tensor:
+        return torch.cat(parts)
+
+
+class RecurrentCache(KeepsStates, CudaKVCache):
+    """A cache of a model with recurrent layers; see `HoldsStates`. Arguments as of `CudaKVCache`."""
+
+    def __init__(
+        self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, kernels: bool = True
+    ) -> None:
+        super().__init__(config, num_pages, device, dtype, kernels)
+        self.store = DeviceStates(cast(Recurrence, config.recurrence), device)
+        self._make_room(LARGEST, _STEPS)
+
+    def _make_room(self, num_segments: int, num_steps: int) -> None:
+        device = self.keys.device
+        self._starts, self._steps = Pinned(num_segments + 1, device), Pinned(3 * num_steps, device)
+        self.graphs.clear()  # they read the tensors before
+
+    def hold(self, num_states: int) -> None:
+        """See `HoldsStates.hold`."""
+        super().hold(num_states)
+        self.graphs.clear()
+
+    def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """See `TorchKVCache.move`; a state goes to its new slot."""
+        super().move(sources, destinations)
+        self.store.book.move(sources, destinations)
+
+    def look_up(self, longest: int, shortest: int, earliest: bool, num_drafts: int) -> int:
+        """See `LooksUp`: no pass is launched ahead, because its steps would not be known."""
+        return 0
+
+    def plan(self, rows: Rows, whole: bool) -> None:
+        """Put the steps of a pass over `rows` in place; arguments and errors as of `StateStore.plan`."""
+        before = self.store.inputs
+        found = self.store.plan(rows, whole)
+        if self.store.inputs is not before:
+            self.graphs.clear()
+        if len(found.starts) > self._starts.size or found.steps.size > self._steps.size:
+            self._make_room(2 * len(found.starts), 2 * len(found.steps))
+        self._send(found)
+
+    def _send(self, found: StateSteps) -> None:
+        starts, steps = self._starts.writable(), self._steps.writable()
+        starts[: len(found.starts)] = found.starts
+        starts[len(found.starts) :] = found.starts[-1]
+        steps[: found.steps.size] = found.steps.ravel()
+        self._starts.send(len(starts))
+        self._steps.send(found.steps.size)
+
+    @property
+    def program(self) -> Program:
+        """The steps of the latest `plan`, in tensors whose place changes only when `graphs` are dropped."""
+        return Program(self._starts.static, self._steps.static, self.store.states, self.store.inputs)
+
+
+class FusedConvolution(nn.Module):
+    """A `ShortConvolution` whose rows are computed by one kernel."""
+
+    def __init__(self, own: ShortConvolution) -> None:
+        super().__init__()
+        self.conv_in, self.conv_taps, self.conv_out = own.conv_in, own.conv_taps, own.conv_out
+        self._sizes = own.sizes
+
+    def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
+        before, after, inputs = self.conv_in(x).chunk(3, dim=-1)
+        program = cast(RecurrentCache, step.cache).program
+        mixed = convolved(before * inputs, self.conv_taps.weight, layer, program, self._sizes)
+        return self.conv_out(after * mixed.to(x.dtype))
+
+
+class FusedDelta(nn.Module):
+    """A `GatedDeltaNet` whose rows are computed by one kernel.
+
+    Args:
+        project: the linear layers of its query, key, value, beta, step and z, joined where they can be.
+    """
+
+    def __init__(self, own: GatedDeltaNet, project: nn.Module) -> None:
+        super().__init__()
+        self.project, self.delta_out = project, own.delta_out
+        self.taps, self.step_shift, self.decay, self.norm = own.taps, own.step_shift, own.decay, own.norm
+        self._sizes, self._eps = own.sizes, own.eps
+
+    def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
+        *parts, z = self.project(x)
+        program = cast(RecurrentCache, step.cache).program
+        weights = self.taps.weight, self.decay.weight, self.step_shift.bias
+        mixed = delta_net(torch.cat(parts, dim=-1), *weights, layer, program, self._sizes)
+        normed = rms_norm(mixed, self.norm.weight, self._eps, out=torch.empty_like(mixed))[1]
+        gated = normed * functional.silu(z.float()).view(normed.shape)
+        return self.delta_out(gated.flatten(1).to(x.dtype))
