@@ -9,9 +9,10 @@ tokenizers and safetensors if they are missing; parts that need transformers or 
 random, in the shape of Qwen2.5-1.5B, because speed does not depend on their values. Drafts come from a drafter that
 knows the answers and errs on one token in five. A part that fails is reported with its error, and the others continue.
 
-Parts, in order: bandwidth, kernels, draws, parity, row_invariance, identity, passes, blocks, mixtures, decoding,
-lookups, larger, drafting, heads, real, transformers, head_training. Those for which no time is left are skipped by
-name. `targets` says which of the figures that were set beforehand were reached; docs/gpu.md tells how to read them.
+Parts, in order: bandwidth, kernels, draws, parity, row_invariance, identity, families, passes, blocks, mixtures,
+decoding, lookups, larger, drafting, heads, real, transformers, head_training. Those for which no time is left are
+skipped by name. `targets` says which of the figures that were set beforehand were reached; docs/gpu.md tells how to
+read them.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import torch  # noqa: E402
-from gpu_parts import checks, drafts, real, speeds, training  # noqa: E402
+from gpu_parts import checks, drafts, families, real, speeds, training  # noqa: E402
 from gpu_parts.bench import Bench  # noqa: E402
 from gpu_parts.stand_ins import fill_in  # noqa: E402
 
@@ -39,6 +40,7 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "parity": checks.parity,
     "row_invariance": checks.row_invariance,
     "identity": checks.identity,
+    "families": families.families,
     "passes": speeds.passes,
     "blocks": speeds.blocks,
     "mixtures": speeds.mixtures,

@@ -59,6 +59,18 @@ def qwen_config(shape: str) -> Any:
     )  # fmt: skip
 
 
+def plain_config(is_quick: bool) -> Any:
+    """Four layers without anything that only some families have."""
+    from paceline.models.architecture.config import ModelConfig
+
+    hidden, inner, size = (64, 96, 16) if is_quick else (1024, 2048, 128)
+    return ModelConfig(
+        "llama", vocab_size=211 if is_quick else 4096, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=size, max_position_embeddings=512, norm_eps=1e-6,
+        rope_theta=1e6, tie_word_embeddings=True,
+    )  # fmt: skip
+
+
 def mixture_config(is_quick: bool) -> Any:
     """Six layers of the shape of Qwen3-30B-A3B, 128 experts of which a token takes 8, or a mixture for a CPU."""
     from paceline.models.architecture.config import ModelConfig

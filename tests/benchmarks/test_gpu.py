@@ -35,6 +35,8 @@ def test_what_must_hold_holds_on_a_cpu(report):
     assert parts["identity"]["deterministic"]["same"] == parts["identity"]["deterministic"]["texts"]
     assert parts["identity"]["deterministic"]["drafted"] > 0
     assert all(targets[name] for name in targets if name.startswith(("parity", "same argmax", "deterministic")))
+    kinds = {name: kind for name, kind in parts["families"].items() if name != "seconds" and "skipped" not in kind}
+    assert len(kinds) > 9 and all(kind["largest_difference_in_deviations"] < 1e-3 for kind in kinds.values())
 
 
 def test_the_stand_in_for_lookups_lets_the_device_make_them():
