@@ -1,29 +1,48 @@
 """`ModelWork`: what a pass of a language model reads and computes, from the sizes in its config."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.errors import InvalidParameter
 from paceline.limits import unrepeated
 from paceline.models.architecture.config import ModelConfig
-from paceline.models.architecture.latent import latent_shapes
-from paceline.theory.capacity import kv_bytes_per_token
+from paceline.models.architecture.tensor_names import tensor_shapes
+
+_OF_EXPERT = ".mlp.experts."
+_TABLES = ("model.embed_tokens.weight", "model.embed_tokens_per_layer.weight", "model.position_embeddings.weight")
+"""Tables of which a row is read for a token, or for a position."""
+
+
+class Attention(NamedTuple):
+    """Layers with one window, 0 for none: numbers of a token's keys and values, and the width of their queries."""
+
+    window: int
+    numbers: int
+    width: int
+
+    def seen(self, context: float) -> float:
+        """Tokens that a row sees after `context` others."""
+        return min(context, self.window or context)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """Parameters of a decoder, apart by how often a pass reads them.
+    """Parameters of a decoder, apart by how often a pass reads them, and what a request keeps.
 
     Attributes:
         dense: parameters that every row takes, all layers and the head. expert: those of one expert, all layers.
         num_experts, experts_per_row: of each layer with experts; 0 where there are none.
-        embedding: parameters that are looked up and not multiplied; 0 where the head is the same table.
-        num_layers, hidden, kv_heads, head_dim, query_heads: sizes. feed_forward: width of a layer's feed-forward, or of
-            one expert's.
+        embedding: parameters that are looked up and not multiplied.
+        num_layers, hidden: sizes.
+        shares: a tensor degree divides it: the heads and the feed-forward are shared evenly then.
+        is_whole: whether the executors run it in one process only.
+        kv_numbers: of a token's keys and values, all layers that keep some.
+        attention: of the layers with each window what attention reads.
+        state_bytes: of a request's state in recurrent layers.
         weight_bytes, kv_bytes: of one parameter, and of one number in keys and values.
     """
 
@@ -34,10 +53,11 @@ class ModelWork:
     embedding: float
     num_layers: int
     hidden: int
-    kv_heads: int
-    head_dim: int
-    query_heads: int
-    feed_forward: int
+    shares: int
+    is_whole: bool
+    kv_numbers: int
+    attention: tuple[Attention, ...]
+    state_bytes: int
     weight_bytes: float = 2.0
     kv_bytes: float = 2.0
 
@@ -47,40 +67,26 @@ class ModelWork:
         for name, value in (("weight_bytes", weight_bytes), ("kv_bytes", kv_bytes)):
             if not 0 < value <= 8:
                 raise InvalidParameter(name, f"{value}", "give bytes of one number, e.g. 2 for 16 bits")
-        if config.layer_sizes:
-            problem = f"{config.model_type} has layers of different sizes, which this estimate does not know"
-            raise UnsupportedModel(f"model_type: {problem}; profile another model")
-        if config.recurrence:
-            raise UnsupportedModel(
-                f"{config.model_type}: the cost of recurrent layers is not modelled; use another model"
-            )
-        hidden, layers = config.hidden_size, config.num_hidden_layers
-        heads = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-        per_unit = (3 if config.mlp.startswith("gated") else 2) * hidden
-        experts, without = config.experts, layers
-        attention = 2 * hidden * (heads[0] + heads[1])
-        if config.latent:
-            shapes = latent_shapes(config.latent, hidden, config.num_attention_heads)
-            attention = sum(prod(shape) for _, shape in shapes if len(shape) > 1)
-        dense, expert = layers * attention, 0
-        if experts is not None:
-            without = min(experts.first_k_dense_replace, layers)
-            expert = (layers - without) * per_unit * config.intermediate_size
-            dense += (layers - without) * hidden * (experts.num_experts + 3 * experts.shared_intermediate_size)
-        dense += without * per_unit * config.dense_size
-        table = config.vocab_size * hidden
+        sizes = {name: prod(shape) for name, shape in tensor_shapes(config).items() if len(shape) > 1}
+        experts = config.experts
+        of_experts = sum(size for name, size in sizes.items() if _OF_EXPERT in name)
+        looked_up = sum(sizes.get(name, 0) for name in _TABLES)
+        head = config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0
+        keeping = [one for one in map(config.sizes, config.attention_layers) if one.has_keys]
+        recurrence = config.recurrence
         return cls(
-            dense=dense + table,
-            expert=expert,
+            dense=sum(sizes.values()) - of_experts - looked_up + head,
+            expert=of_experts / experts.num_experts if experts else 0,
             num_experts=experts.num_experts if experts else 0,
             experts_per_row=experts.num_experts_per_tok if experts else 0,
-            embedding=0 if config.tie_word_embeddings else table,
-            num_layers=layers,
-            hidden=hidden,
-            kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            query_heads=config.num_attention_heads,
-            feed_forward=config.intermediate_size,
+            embedding=looked_up - head,
+            num_layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
+            shares=gcd(config.num_key_value_heads, config.num_attention_heads, config.intermediate_size),
+            is_whole=bool(config.layer_sizes or recurrence),
+            kv_numbers=sum(2 * one.num_key_value_heads * one.head_dim for one in keeping),
+            attention=tuple(_attention(config)),
+            state_bytes=recurrence.num_bytes if recurrence else 0,
             weight_bytes=weight_bytes,
             kv_bytes=kv_bytes,
         )
@@ -93,7 +99,12 @@ class ModelWork:
     @property
     def bytes_per_token(self) -> float:
         """Of a token's keys and values, all layers."""
-        return kv_bytes_per_token(self.num_layers, self.kv_heads, self.head_dim, 1) * self.kv_bytes
+        return self.kv_numbers * self.kv_bytes
+
+    def request_bytes(self, context: float) -> float:
+        """What a pass reads of one request: the keys and values that a row sees, and its state, which it writes too."""
+        numbers = sum(one.numbers * one.seen(context) for one in self.attention)
+        return self.kv_bytes * numbers + 2 * self.state_bytes
 
     def read_bytes(self, rows: float) -> float:
         """Weights that a pass of so many rows reads; each expert once if any row takes it, rows choosing evenly."""
@@ -104,8 +115,19 @@ class ModelWork:
 
     def operations(self, rows: float, context: float) -> float:
         """Multiplications and additions of a pass of so many rows, each with so many tokens before it."""
-        attention = 4 * self.num_layers * self.query_heads * self.head_dim * context
-        return rows * (2 * (self.dense + self.experts_per_row * self.expert) + attention)
+        each = self.dense + self.experts_per_row * self.expert
+        return rows * (2 * each + 4 * sum(one.width * one.seen(context) for one in self.attention))
+
+
+def _attention(config: ModelConfig) -> Iterator[Attention]:
+    windows = {layer: config.window(layer) for layer in config.attention_layers}
+    for window in sorted(set(windows.values())):
+        own = [config.sizes(layer) for layer, its in windows.items() if its == window]
+        yield Attention(
+            window,
+            sum(2 * one.num_key_value_heads * one.head_dim for one in own),
+            sum(config.num_attention_heads * one.head_dim for one in own),
+        )
 
 
 def read_config(path: Path) -> ModelConfig:

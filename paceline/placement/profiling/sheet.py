@@ -4,8 +4,6 @@ A pass takes the longer of reading its bytes and doing its operations, at the pa
 (the roofline of Williams et al. 2009), shared by the devices of a group, and what these tell each other.
 """
 
-from math import gcd
-
 from paceline.errors import InvalidParameter
 from paceline.placement.profile import ModelProfile, ParallelConfig, Stages
 from paceline.placement.profiling.device import DeviceSheet
@@ -35,23 +33,26 @@ def profile_from_sheet(
     entries = {
         split: _stages(work, device, split, seats, token_budget, scale)
         for split in splits
-        if fullest_bytes(work, split) < room
+        if fullest_bytes(work, split, seats) < room
     }
     if not entries:
-        best = min(splits, key=lambda split: fullest_bytes(work, split))
-        problem = f"{name!r} takes {fullest_bytes(work, best):.3g} bytes of a device in its finest split over a node"
+        best = min(splits, key=lambda split: fullest_bytes(work, split, seats))
+        problem = (
+            f"{name!r} takes {fullest_bytes(work, best, seats):.3g} bytes of a device in its finest split over a node"
+        )
         problem += f" ({best.tensor} x {best.pipeline}, tensor x pipeline), of {room:.3g} that weights may take there"
         raise InvalidParameter("device", problem, "give a larger device, or more devices per node")
     return ModelProfile(name, entries)
 
 
 def splits_of(work: ModelWork, device: DeviceSheet) -> list[ParallelConfig]:
-    """All over a node's devices: tensor degrees divide the heads and the feed-forward, stages have a layer or more."""
-    shared = gcd(work.kv_heads, work.query_heads, work.feed_forward)
+    """All over a node's devices: tensor degrees divide what is shared evenly, stages have a layer or more."""
+    if work.is_whole:
+        return [ParallelConfig()]
     return [
         ParallelConfig(tensor, pipeline)
         for tensor in range(1, device.node_devices + 1)
-        if shared % tensor == 0
+        if work.shares % tensor == 0
         for pipeline in range(1, min(device.node_devices // tensor, work.num_layers) + 1)
     ]
 
@@ -62,15 +63,20 @@ def stage_layers(num_layers: int, num_stages: int) -> list[int]:
     return [each + (stage < left) for stage in range(num_stages)]
 
 
-def fullest_bytes(work: ModelWork, split: ParallelConfig) -> float:
-    """Weights on a device of the fullest stage; embedding and head are shared out like layers."""
+def lasting_bytes(work: ModelWork, seats: int) -> float:
+    """Weights, and two states for each seat, that after a text's last token and one before drafts."""
+    return work.total_bytes + 2 * seats * work.state_bytes
+
+
+def fullest_bytes(work: ModelWork, split: ParallelConfig, seats: int) -> float:
+    """`lasting_bytes` on a device of the fullest stage; embedding and head are shared out like layers."""
     most = max(stage_layers(work.num_layers, split.pipeline))
-    return work.total_bytes * most / work.num_layers / split.tensor
+    return lasting_bytes(work, seats) * most / work.num_layers / split.tensor
 
 
 def pass_seconds(work: ModelWork, device: DeviceSheet, split: ParallelConfig, rows: float, context: float) -> float:
     """A pass of one request with `rows` rows after `context` tokens, through all stages."""
-    read = work.read_bytes(rows) + context * work.bytes_per_token
+    read = work.read_bytes(rows) + work.request_bytes(context)
     alone = max(
         read / (device.bandwidth * device.bandwidth_share),
         work.operations(rows, context) / (device.operations * device.compute_share),
@@ -91,12 +97,12 @@ def _stages(
         context: {rows: scale * pass_seconds(work, device, split, rows, context) for rows in ROWS}
         for context in CONTEXTS
     }
-    each = work.bytes_per_token / (device.bandwidth * device.bandwidth_share * split.tensor)
+    reads = device.bandwidth * device.bandwidth_share * split.tensor
     shares = [layers / work.num_layers for layers in stage_layers(work.num_layers, split.pipeline)]
     overlap = 1 / max(shares) if min(shares) < max(shares) else None
     tokens = TokenProfile(
         seconds,
-        segment_seconds={context: scale * context * each for context in CONTEXTS},
+        segment_seconds={context: scale * work.request_bytes(context) / reads for context in CONTEXTS},
         step_overhead=scale * device.step_overhead,
         seats=seats,
         token_budget=token_budget,
@@ -104,7 +110,7 @@ def _stages(
         overlap=overlap,
         prefill_overlap=overlap,
     )
-    weights = tuple(work.total_bytes * share / split.tensor for share in shares)
+    weights = tuple(lasting_bytes(work, seats) * share / split.tensor for share in shares)
     kv_bytes = work.bytes_per_token * max(shares) / split.tensor
     latency = tuple(tokens.pass_seconds(1) * share for share in shares)
     return Stages(latency, weights, tokens=tokens, kv_bytes=kv_bytes)

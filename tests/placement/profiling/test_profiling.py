@@ -49,6 +49,26 @@ DEEPSEEK_LITE = SMOL | {
     "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
     "tie_word_embeddings": False,
 }  # fmt: skip
+QWEN3_NEXT = SMOL | {
+    "model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"], "vocab_size": 151936, "hidden_size": 2048,
+    "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+    "partial_rotary_factor": 0.25, "full_attention_interval": 4, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "linear_value_head_dim": 128, "num_experts": 512,
+    "num_experts_per_tok": 10, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": False,
+}  # fmt: skip
+GEMMA4_E2B = SMOL | {
+    "model_type": "gemma4_text", "vocab_size": 262144, "hidden_size": 1536, "intermediate_size": 6144,
+    "num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256,
+    "global_head_dim": 512, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 20, "sliding_window": 512,
+    "use_double_wide_mlp": True, "hidden_activation": "gelu_pytorch_tanh", "hidden_act": None,
+    "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+    "rope_parameters": {
+        "full_attention": {"rope_theta": 1e6, "rope_type": "proportional", "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+    },
+}  # fmt: skip
 ROUND = DeviceSheet(1e14, 1e12, 1e12, compute_share=1.0, bandwidth_share=1.0, step_overhead=0.0)
 
 
@@ -68,6 +88,35 @@ def test_parameters_are_those_of_published_models():
     assert lite.total_bytes / 2 == pytest.approx(15.7e9, rel=2e-3)
     assert lite.operations(1, 0) / 2 == pytest.approx(2.66e9 - 0.21e9, rel=5e-3)
     assert work().bytes_per_token == 2 * 30 * 3 * 64 * 2
+
+
+def test_layers_that_differ_count_as_they_are():
+    gemma = work(GEMMA4_E2B)
+    assert gemma.operations(1, 0) / 2 == pytest.approx(2.3e9, rel=2e-2)  # its name: 2.3 billion are multiplied
+    assert gemma.embedding == 262144 * 35 * 256
+    assert gemma.bytes_per_token == 2 * (12 * 256 + 3 * 512) * 2  # of the first 15 layers, whose keys others read
+    keys = 2 * (28 * 256 * 512 + 7 * 512 * 4096) * 2  # windows of 512 tokens; the last 20 layers read too
+    assert gemma.request_bytes(4096) == keys
+    assert gemma.operations(1, 4096) - gemma.operations(1, 0) == 4 * 8 * (28 * 256 * 512 + 7 * 512 * 4096)
+    following = work(QWEN3_NEXT)
+    assert following.request_bytes(10) == 10 * following.bytes_per_token + 2 * following.state_bytes
+    assert following.total_bytes / 2 == pytest.approx(79.7e9, rel=1e-3)
+    assert following.bytes_per_token == 2 * 12 * 2 * 256 * 2
+    assert following.state_bytes == 36 * (3 * 8192 + 32 * 128 * 128) * 4
+
+
+@pytest.mark.parametrize("values", [GEMMA4_E2B, QWEN3_NEXT])
+def test_what_runs_in_one_process_is_planned_on_one_device(values):
+    sizes = work(values)
+    made = profile_from_sheet("whole", sizes, replace(ROUND, memory=1e12), seats=16)
+    [(split, stages)] = made.entries.items()
+    assert split == ParallelConfig()
+    assert stages.weight_mem == (pytest.approx(sizes.total_bytes + 32 * sizes.state_bytes),)
+    tokens = stages.tokens
+    one_more = tokens.pass_seconds(2, 2, 1024) - tokens.pass_seconds(2, 1, 1024)
+    assert one_more == pytest.approx(sizes.request_bytes(1024) / 1e12)
+    with pytest.raises(InvalidParameter, match="finest split"):
+        profile_from_sheet("whole", sizes, replace(ROUND, memory=sizes.total_bytes), seats=16)
 
 
 def test_a_mixture_reads_the_experts_that_its_rows_take():
