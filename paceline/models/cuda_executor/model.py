@@ -23,6 +23,7 @@ from paceline.models.chains import ChainDraft, Draws
 from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention
 from paceline.models.cuda_executor.block_layers import put_blocks
 from paceline.models.cuda_executor.fetch import Fetch, Send
+from paceline.models.cuda_executor.following_rows import is_plain
 from paceline.models.cuda_executor.foreseen import Follow, Foreseen, Told
 from paceline.models.cuda_executor.graphs import GraphCapture, Outputs, on_device
 from paceline.models.cuda_executor.invariant import row_invariant
@@ -113,7 +114,7 @@ class CudaModel(TorchModel):
         self._fetch, self._send = Fetch(on), Send(on)
         self.picks = torch.zeros(LARGEST, dtype=torch.int32, device=on)
         self._foreseen = self._foresee()
-        self.num_lookahead_slots = int(self.records_passes and not self._is_recurrent)
+        self.num_lookahead_slots = int(self.records_passes)
 
     head_builder = "paceline.models.cuda_executor.heads.build"
 
@@ -226,8 +227,9 @@ class CudaModel(TorchModel):
 
     def _may_foresee(self, rows: Rows, cache: CudaKVCache, questions: Sequence[Question | None]) -> bool:
         """Whether the pass after one over `rows` may be launched before it is asked for. Which states a pass begins
-        with is decided on the host."""
-        return not self._is_recurrent and self._foreseen.knows(rows, cache, questions) and self.passes.fits(rows)
+        with is decided on the host, so that its slots must be known there."""
+        is_known = is_plain(rows, questions) if self._is_recurrent else self._foreseen.knows(rows, cache, questions)
+        return is_known and self.passes.fits(rows)
 
     def _drawn(
         self, table: np.ndarray, states: DeviceStates | None, taps: tuple[int, ...],
@@ -294,16 +296,18 @@ class CudaModel(TorchModel):
 
     @torch.inference_mode()
     def verify_early(self, drafts: Tensor, draws: Draws | None) -> Told | None:
-        """See `Foreseen.verify`."""
-        return self._foreseen.verify(drafts, draws)
+        """See `Foreseen.verify`; None with recurrent layers."""
+        return None if self._is_recurrent else self._foreseen.verify(drafts, draws)
 
     @torch.inference_mode()
     def verify_after(self, pending: Pending, draft: Draft, draws: Draws | None) -> Told | None:
-        """See `Foreseen.verify_after`."""
-        return self._foreseen.verify_after(pending, draft, draws)
+        """See `Foreseen.verify_after`; None with recurrent layers."""
+        return None if self._is_recurrent else self._foreseen.verify_after(pending, draft, draws)
 
     def expect_drafts(self, follow: Follow | None = None) -> None:
         """`verify_early` will be called, and `follow`, a method, for each pass of chains; see `Foreseen.follow`."""
+        if self._is_recurrent:
+            return
         self._foreseen.verifies_early = True
         if follow is not None:
             with on_device(self._stage.device):
@@ -328,7 +332,7 @@ class CudaModel(TorchModel):
 
         Args:
             is_foreseen: whether token -1 - i stands for the pick of logit row i of the previous pass, by default its
-                argmax. The graph of this pass must have been recorded.
+                argmax.
             advance: see `Passes.run`; `rows` are then the template of `Lookups.advancing`.
         """
         cache = self._checked(None if is_foreseen else rows, cache, taps)
@@ -346,6 +350,7 @@ class CudaModel(TorchModel):
             self._name(taps),
             lambda placed, asked, _: self._compute(placed, cache, taps, asked),
             advance=advance,
+            once=is_foreseen,
         )
         tapped = states[0][: len(rows.token_ids)] if states else None
         return Launched(logits[:num_asked], tapped, peaks[:num_asked])

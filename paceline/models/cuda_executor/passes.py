@@ -129,7 +129,7 @@ class Passes:
 
     def run(
         self, rows: Rows, cache: CudaKVCache, name: tuple, compute: Compute, fed: Sequence[Tensor] = (),
-        advance: Advance | None = None,
+        advance: Advance | None = None, once: bool = False,
     ) -> Outputs:  # fmt: skip
         """Outputs of `compute` for `rows`, on the device and possibly with padding rows; valid until the next pass.
 
@@ -137,6 +137,7 @@ class Passes:
             name: distinguishes `compute` from other functions over the same cache.
             fed: inputs [M, n] float32 of the rows, on the device or the host.
             advance: changes the packed rows on the device before the pass; only for rows that fit a graph.
+            once: record nothing, since recording executes a pass more than once.
         """
         asked = len(rows.logit_rows)
         self._count(cache)
@@ -150,6 +151,8 @@ class Passes:
             *_, bucket, count, _ = key
             if advance is not None:
                 advance(self._staging.packed, bucket)
+            if once and key not in cache.graphs:
+                return compute(placed, count, fed)
             return self._replay(cache, key, lambda static: compute(placed, count, static), fed, bucket)
 
     def fits(self, rows: Rows) -> bool:

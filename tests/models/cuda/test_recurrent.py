@@ -13,6 +13,7 @@ from paceline.models import state_book  # noqa: E402
 from paceline.models.architecture.recurrence import Recurrence  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor.kernels import recurrent  # noqa: E402
+from paceline.models.cuda_executor.recurrent import RecurrentCache  # noqa: E402
 from paceline.models.loaded import LoadedModel  # noqa: E402
 from paceline.models.resolve import ModelSource  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
@@ -173,3 +174,40 @@ def test_an_engine_says_what_the_reference_says(drafts, wanted, eager, monkeypat
     checkpoints = RandomCheckpoint(CONFIGS["convolutions"]), RandomCheckpoint(CONFIGS["convolutions"], seed=1)
     models = [CudaModel(each, "cpu", "float32", attention="triton", deterministic=True) for each in checkpoints]
     assert texts(models, DRAFTS[drafts], monkeypatch) == wanted
+    assert models[0]._foreseen.num_taken > 0 or drafts is not None
+
+
+def test_passes_launched_ahead_for_requests_that_come_and_go(eager, monkeypatch):
+    """Also where a pass that is launched ahead finds no room for its inputs, or no state."""
+    checkpoint, found, plan = RandomCheckpoint(CONFIGS["short"]), [], RecurrentCache.plan
+    ahead = []
+
+    def planned(cache, rows, whole):
+        is_ahead = bool((rows.token_ids < 0).any())
+        ahead.append(is_ahead)
+        if is_ahead and sum(ahead) % 6 == 3:
+            raise StateLost("as if it had been given up")
+        plan(cache, rows, whole)
+        if is_ahead and sum(ahead) % 2:  # as where there was no room for inputs
+            cache.graphs.clear()
+
+    monkeypatch.setattr(RecurrentCache, "plan", planned)
+    models = CudaModel(checkpoint, "cpu", "float32", attention="triton", deterministic=True), TorchModel(checkpoint)
+    for model in models:
+        source = ModelSource("random", checkpoint, ByteTokenizer())  # type: ignore[arg-type]
+        config = EngineConfig(profile="none", kv_cache_memory_bytes=1 << 20, max_num_seqs=3)
+        engine, texts = build.build_engine(LoadedModel(source, model), config, None), {}
+        for step in range(40):
+            if step % 3 == 0 and step < 18:
+                sampled = {} if step % 2 else {"temperature": 0.0}
+                params = SamplingParams(**{"seed": step, "max_tokens": 3 + step % 7, "ignore_eos": True} | sampled)
+                engine.add_request(str(step), tokens_of(2 + step, step), params)
+            if step == 10:
+                engine.abort("9")
+            for output in engine.step():
+                if output.finished and output.request_id != "9":
+                    texts[output.request_id] = output.finished.outputs[0].token_ids
+        assert not engine.has_unfinished_requests
+        found.append(texts)
+    assert found[0] == found[1] and len(found[0]) == 5
+    assert sum(ahead) > 6 and models[0]._foreseen.num_taken > 3
