@@ -186,7 +186,7 @@ def measured(engine: Any, prompts: Sequence[Sequence[int]], max_tokens: int, **s
     """
     gc.collect()
     gc.freeze()
-    settling, recorded = (_SETTLING if engine.cache.keys.is_cuda else 0.0), time.perf_counter()
+    settling, recorded = (_SETTLING if engine.cache.device.type == "cuda" else 0.0), time.perf_counter()
     figures: dict = {}
     for _ in range(_MOST_RUNS):
         known, is_settled = len(engine.cache.graphs), time.perf_counter() - recorded >= settling

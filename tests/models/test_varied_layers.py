@@ -61,6 +61,11 @@ def test_a_cache_moves_and_reads_what_was_computed(kept):
         assert found.shape == want.shape == (4, 50, 1, 64)
         layers, tolerance = {"float32": (4, 1e-4), "float16": (1, 1e-2), "int8": (1, 1e-1)}[kept]
         np.testing.assert_allclose(found[:layers], want[:layers], atol=tolerance)
+    assert reference.num_bytes == 2 * 6 * PAGE_SIZE * 2 * (2 * 32 + 64) * 4  # as of `test_a_page_keeps_no_more` below
+    other = theirs.new_cache(6)
+    other.write(slots[:3], *reference.read(slots[:3]))
+    for found, want in zip(other.read(slots[:3]), reference.read(slots[:3]), strict=True):
+        assert np.array_equal(found, want)
     before = cache.read([0, 1, 2])
     cache.move([0, 1], [1, 90])
     for old, new in zip(before, cache.read([1, 90, 2]), strict=True):

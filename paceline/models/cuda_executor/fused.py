@@ -28,7 +28,6 @@ from paceline.models.cuda_executor.kernels.entries import HeadNorms, gated, plac
 from paceline.models.cuda_executor.kernels.products import Weights, partials, product
 from paceline.models.cuda_executor.peers import Peers
 from paceline.models.cuda_executor.recurrent import FusedConvolution, FusedDelta
-from paceline.models.torch_executor.cache import TorchKVCache, stored_heads
 from paceline.models.torch_executor.layers import (
     Attention,
     FeedForward,
@@ -239,6 +238,7 @@ class FusedAttention(nn.Module):
         self.out, self.query_norm, self.key_norm = own.out, own.query_norm, own.key_norm
         self.table, self.form = own.table, own.form
         self.sinks = own.sinks if isinstance(own, Attention) else None
+        self._cache_layer = None if isinstance(own, Attention) else own.cache_layer
 
     @property
     def is_plain(self) -> bool:
@@ -260,17 +260,14 @@ class FusedAttention(nn.Module):
 
     def _attended(self, projected: Sequence[Tensor], bias: Tensor | None, layer: int, step: Pass) -> Tensor:
         """[M, heads * D], attention of projected heads."""
-        keys, values = self._stored(layer, step.cache)
+        kept = layer if self._cache_layer is None else self._cache_layer
+        keys, values = step.cache.keys[kept], step.cache.values[kept]
         query, key, value = self._parts(projected)
         angles = step.angles[self.table]
         query = place_heads(query, key, value, self._norms, angles, step.slots, keys, values, bias)
         if step.query_factors is not None:
             query = (query * step.query_factors).to(query.dtype)
         return step.attend(query, keys, values, with_sinks(self.form, self.sinks)).flatten(1)
-
-    def _stored(self, layer: int, cache: TorchKVCache) -> tuple[Tensor, Tensor]:
-        """Keys and values [slots, K, D] of a layer."""
-        return cache.keys[layer], cache.values[layer]
 
     def _parts(self, projected: Sequence[Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Queries, keys and values among the outputs of the projections."""
@@ -287,16 +284,6 @@ class FusedAttention(nn.Module):
 
 class FusedVariedAttention(FusedAttention):
     """`FusedAttention` of a `VariedAttention`."""
-
-    def __init__(self, own: VariedAttention) -> None:
-        super().__init__(own)
-        self._cache_layer, self._key_heads, self._head_dim = own.cache_layer, own.key_heads, own.head_dim
-
-    def _stored(self, layer: int, cache: TorchKVCache) -> tuple[Tensor, Tensor]:
-        keys, values = (kind[self._cache_layer] for kind in (cache.keys, cache.values))
-        return stored_heads(keys, self._key_heads, self._head_dim), stored_heads(
-            values, self._key_heads, self._head_dim
-        )
 
     def _parts(self, projected: Sequence[Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
         query, *own = projected

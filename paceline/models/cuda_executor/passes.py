@@ -63,17 +63,17 @@ class CudaKVCache(TorchKVCache):
     def _index(self, slots: Sequence[int] | np.ndarray) -> Tensor:
         """Slots on the device, in order of launches: a copy from other memory than pinned would wait for passes."""
         index = torch.from_numpy(np.asarray(slots, dtype=np.int64))
-        if self.keys.device.type == "cuda":
+        if self.device.type == "cuda":
             index = index.pin_memory()
-        return index.to(self.keys.device, non_blocking=True)
+        return index.to(self.device, non_blocking=True)
 
     def look_up(self, longest: int, shortest: int, earliest: bool, num_drafts: int) -> int:
         """See `LooksUp`; before the first pass."""
         if num_drafts >= FEW_ROWS or longest > LONGEST_LOOKED_UP:
             return 0
-        texts = torch.zeros(self.spare_slot + 1, dtype=torch.int32, device=self.keys.device)
+        texts = torch.zeros(self.spare_slot + 1, dtype=torch.int32, device=self.device)
         self.lookups = Lookups(longest, shortest, earliest, texts, self.kernels)
-        with on_device(self.keys.device):
+        with on_device(self.device):
             self.lookups.warm_up()
         return 2 * num_drafts
 

@@ -64,8 +64,7 @@ class RecurrentCache(KeepsStates, CudaKVCache):
         self._make_room(LARGEST, _STEPS)
 
     def _make_room(self, num_segments: int, num_steps: int) -> None:
-        device = self.keys.device
-        self._starts, self._steps = Pinned(num_segments + 1, device), Pinned(3 * num_steps, device)
+        self._starts, self._steps = (Pinned(size, self.device) for size in (num_segments + 1, 3 * num_steps))
         self.graphs.clear()  # they read the tensors before
 
     def hold(self, num_states: int) -> None:

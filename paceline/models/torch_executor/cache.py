@@ -1,11 +1,13 @@
 """Paged keys and values in torch tensors, and masks of the slots that each row attends to."""
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import PAGE_SIZE, Rows
@@ -20,28 +22,31 @@ def unwritten_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dty
     return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(tuple(shape))
 
 
-def stored_heads(cached: torch.Tensor, heads: int, size: int) -> torch.Tensor:
-    """[slots, heads, size], a view of what a cache keeps of a layer: [slots, 1, numbers of the widest layer]."""
-    return cached[:, 0, : heads * size].unflatten(-1, (heads, size))
-
-
 class TorchKVCache:
-    """Keys and values [layers with attention, slots, kv_heads, head_dim] in the model's own number format.
+    """Keys and values in the model's own number format.
 
-    Where the heads of layers differ they are [layers with keys, slots, 1, numbers of the widest layer].
     `spare_slots` follow those of the pages; they take the writes of padding rows.
+
+    Attributes:
+        keys, values: by layer that keeps some, [slots, kv_heads, head_dim]; one tensor where all sizes are equal.
     """
+
+    keys: Sequence[torch.Tensor] | torch.Tensor
+    values: Sequence[torch.Tensor] | torch.Tensor
 
     def __init__(
         self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, spare_slots: int = 0
     ) -> None:
-        self._num_pages = num_pages
+        self._num_pages, self.device = num_pages, device
         slots = num_pages * PAGE_SIZE + spare_slots
-        shape = (len(config.attention_layers), slots, config.num_key_value_heads, config.head_dim)
-        if config.layer_sizes:
-            widest = max(one.num_key_value_heads * one.head_dim for one in config.layer_sizes)
-            shape = (config.num_cache_layers, slots, 1, widest)
-        self.keys, self.values = (unwritten_zeros(shape, device, dtype) for _ in range(2))
+        sizes = [config.sizes(layer) for layer in config.attention_layers[: config.num_cache_layers]]
+        shapes = [(one.num_key_value_heads, one.head_dim) for one in sizes]
+        counts = Counter(shapes).items()
+        pairs = [
+            {shape: unwritten_zeros((count, slots, *shape), device, dtype) for shape, count in counts} for _ in range(2)
+        ]
+        self._stored = [stored for pair in pairs for stored in pair.values()]
+        self.keys, self.values = (_by_layer(pair, shapes) for pair in pairs)
 
     @property
     def num_pages(self) -> int:
@@ -51,7 +56,7 @@ class TorchKVCache:
     @property
     def num_bytes(self) -> int:
         """See `KVCache.num_bytes`."""
-        return sum(stored[:, : self._num_pages * PAGE_SIZE].nbytes for stored in (self.keys, self.values))
+        return sum(stored[:, : self._num_pages * PAGE_SIZE].nbytes for stored in self._stored)
 
     @torch.inference_mode()
     def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
@@ -59,23 +64,54 @@ class TorchKVCache:
         self._move(self._index(sources), self._index(destinations))
 
     def _move(self, source: torch.Tensor, destination: torch.Tensor) -> None:
-        for stored in (self.keys, self.values):
+        for stored in self._stored:
             stored[:, destination] = stored[:, source]
 
     def read(self, slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values [layers, len(slots), kv_heads, head_dim] float32."""
+        """Keys and values [layers, len(slots), kv_heads, head_dim] float32; where sizes differ [layers, len(slots), 1,
+        numbers of the widest layer], with zeros after those of others."""
         index = self._index(slots)
-        return self.keys[:, index].float().cpu().numpy(), self.values[:, index].float().cpu().numpy()
+        return _read(self.keys, index), _read(self.values, index)
 
     @torch.inference_mode()
     def write(self, slots: Sequence[int] | np.ndarray, keys: np.ndarray, values: np.ndarray) -> None:
-        """See `TakesKeys.write`."""
+        """See `TakesKeys.write`; in the form of `read`."""
         index = self._index(slots)
-        for stored, given in ((self.keys, keys), (self.values, values)):
-            stored[:, index] = torch.from_numpy(np.ascontiguousarray(given)).to(stored.device, stored.dtype)
+        for layers, given in ((self.keys, keys), (self.values, values)):
+            _write(layers, index, torch.from_numpy(np.ascontiguousarray(given)))
 
     def _index(self, slots: Sequence[int] | np.ndarray) -> torch.Tensor:
-        return torch.as_tensor(np.asarray(slots, dtype=np.int64), device=self.keys.device)
+        return torch.as_tensor(np.asarray(slots, dtype=np.int64), device=self.device)
+
+
+def _by_layer(
+    stored: dict[tuple[int, int], torch.Tensor], shapes: Sequence[tuple[int, int]]
+) -> Sequence[torch.Tensor] | torch.Tensor:
+    """What layers of these shapes keep, of tensors [layers of a shape, slots, *shape]."""
+    if len(stored) == 1:
+        [every] = stored.values()
+        return every
+    layers = {shape: iter(own) for shape, own in stored.items()}
+    return [next(layers[shape]) for shape in shapes]
+
+
+def _read(layers: Sequence[torch.Tensor] | torch.Tensor, index: torch.Tensor) -> np.ndarray:
+    """See `TorchKVCache.read`."""
+    if isinstance(layers, torch.Tensor):
+        return layers[:, index].float().cpu().numpy()
+    widest = max(layer[0].numel() for layer in layers)
+    rows = [layer[index].float().flatten(1) for layer in layers]
+    return torch.stack([functional.pad(row, (0, widest - row.shape[1]))[:, None] for row in rows]).cpu().numpy()
+
+
+def _write(layers: Sequence[torch.Tensor] | torch.Tensor, index: torch.Tensor, given: torch.Tensor) -> None:
+    """Put what `_read` returns in place."""
+    given = given.to(layers[0].device, layers[0].dtype)
+    if isinstance(layers, torch.Tensor):
+        layers[:, index] = given
+        return
+    for layer, own in zip(layers, given, strict=True):
+        layer[index] = own.flatten(1)[:, : layer[0].numel()].reshape(-1, *layer.shape[1:])
 
 
 class StatefulCache(KeepsStates, TorchKVCache):

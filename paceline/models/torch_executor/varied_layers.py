@@ -14,7 +14,6 @@ from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.experts import Experts
 from paceline.models.architecture.positions import rope_table_of
 from paceline.models.torch_executor.attention import AttentionForm
-from paceline.models.torch_executor.cache import stored_heads
 from paceline.models.torch_executor.layers import Layer, MixtureOfExperts, Pass, RMSNorm, rotate
 from paceline.models.torch_executor.split_layers import Sum, alone
 
@@ -49,8 +48,7 @@ class VariedAttention(nn.Module):
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
         angles = step.angles[self.table]
         query = rotate(self.query_norm(self._heads(self.query(x))), *angles)
-        kept = (kind[self.cache_layer] for kind in (step.cache.keys, step.cache.values))
-        keys, values = (stored_heads(own, self.key_heads, self.head_dim) for own in kept)
+        keys, values = step.cache.keys[self.cache_layer], step.cache.values[self.cache_layer]
         if self.key is not None and self.key_norm is not None:
             key = self._heads(self.key(x))
             value = key if self.value is None else self._heads(self.value(x))

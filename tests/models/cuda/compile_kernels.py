@@ -49,7 +49,6 @@ def kernels(kind: str, bytes_each: int, waits: bool, key_bytes: int = attention.
         yield attention._attend_split, data | SUMS | places | COUNTS | {"scale": "fp32"} | own, waiting | {
             "CAP": 5.0, "WINDOW": 33, "GROUP": group, "KEY_HEADS": 2, "QUERIES": queries, "BLOCK_N": block_n,
             "PAGE": 16, "IS_ONLY": is_only, "HAS_SINKS": is_only, "HEAD_DIM": width, "BLOCK_D": width, "SPLIT": 256,
-            "SLOT": 2 * width,
         }, {"num_stages": 1, "num_warps": warps}  # fmt: skip
     yield attention._add_splits, data | SUMS | places | COUNTS, HEAD | waiting | {
         "WINDOW": 33, "HEADS": 12, "HAS_SINKS": True,
@@ -80,7 +79,7 @@ def kernels(kind: str, bytes_each: int, waits: bool, key_bytes: int = attention.
     heads |= {"cosines": "*fp32", "sines": "*fp32", "slots": "*i64"}
     heads |= dict.fromkeys(("query_stride", "key_stride", "value_stride", "part_stride"), "i32")
     yield entries._place_heads, data | rows | heads, {
-        "PARTS": 4, "HAS_BIAS": True, "HEADS": 12, "KEY_HEADS": 2, "HEAD_DIM": 128, "SLOT": 256, "ROTARY": 128,
+        "PARTS": 4, "HAS_BIAS": True, "HEADS": 12, "KEY_HEADS": 2, "HEAD_DIM": 128, "ROTARY": 128,
         "HAS_NORM": True, "NORMS_VALUES": True, "BLOCK_D": 128,
     } | waiting, two  # fmt: skip
     program = {"rows": f"*{kind}", "taps": f"*{kind}", "decay": f"*{kind}", "shift": f"*{kind}", "out": "*fp32"}

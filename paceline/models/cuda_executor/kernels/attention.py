@@ -66,13 +66,12 @@ def _attend_split(
     first_page, natural_lengths, lengths, first_branch, tile_rows, tile_sizes, flat, sinks,
     scale, num_rows,
     CAP: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr, KEY_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    SLOT: tl.constexpr, QUERIES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr,
-    PAGE: tl.constexpr, IS_ONLY: tl.constexpr, HAS_SINKS: tl.constexpr, WAITS: tl.constexpr,
+    QUERIES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr,
+    IS_ONLY: tl.constexpr, HAS_SINKS: tl.constexpr, WAITS: tl.constexpr,
 ):  # fmt: skip
     """One tile, key head and split: unnormalised sums of values, highest scores, sums of weights.
 
     IS_ONLY: the only split, whose result goes to `out`; rows without keys, which are padding, get zeros.
-    SLOT: numbers from the keys of one slot to those of the next.
     """
     tile, key_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     let_next_begin(WAITS)
@@ -121,7 +120,7 @@ def _attend_split(
         page = tl.load(pages + j // PAGE, mask=in_pages, other=0)
         aside = tl.load(branch + (j - natural), mask=exists & (j >= natural), other=0)
         slot = tl.where(in_pages, page * PAGE + j % PAGE, aside).to(tl.int64)
-        at = slot * SLOT + key_head * HEAD_DIM
+        at = (slot * KEY_HEADS + key_head) * HEAD_DIM
         k = tl.load(keys + at[None, :] + dim[:, None], mask=exists[None, :] & in_head[:, None], other=0.0)
         v = tl.load(values + at[:, None] + dim[None, :], mask=exists[:, None] & in_head[None, :], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee") * scale
@@ -190,7 +189,7 @@ def _add_splits(
 
 
 def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows, form: AttentionForm) -> Tensor:
-    """See `Attends`; padding rows get zeros. Keys and values are contiguous but for a gap after each slot."""
+    """See `Attends`; padding rows get zeros. All arguments are contiguous and on one device."""
     num_rows, heads, head_dim = query.shape
     key_heads, splits = keys.shape[1], rows.num_splits
     group, block_d = heads // key_heads, max(16, triton.next_power_of_2(head_dim))
@@ -208,7 +207,7 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, rows: PagedRows
         rows.first_page, rows.natural, rows.lengths, rows.first_branch, rows.tile_rows, rows.tile_sizes, rows.flat,
         sinks, form.scale, num_rows,
         CAP=form.cap, WINDOW=form.window, GROUP=group, KEY_HEADS=key_heads, HEAD_DIM=head_dim,
-        SLOT=keys.stride(0), QUERIES=queries, BLOCK_N=block_n, BLOCK_D=block_d, SPLIT=SPLIT_KEYS, PAGE=PAGE_SIZE,
+        QUERIES=queries, BLOCK_N=block_n, BLOCK_D=block_d, SPLIT=SPLIT_KEYS, PAGE=PAGE_SIZE,
         IS_ONLY=is_only, HAS_SINKS=has_sinks, num_stages=1, num_warps=warps, **waits,
     )  # fmt: skip
     if not is_only:

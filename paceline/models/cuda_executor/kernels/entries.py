@@ -103,13 +103,10 @@ def _place_heads(
     query, key, value, bias, query_weight, key_weight, cosines, sines, slots, out, keys, values,
     query_stride, key_stride, value_stride, part_stride, eps,
     PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    SLOT: tl.constexpr, ROTARY: tl.constexpr, HAS_NORM: tl.constexpr, NORMS_VALUES: tl.constexpr,
+    ROTARY: tl.constexpr, HAS_NORM: tl.constexpr, NORMS_VALUES: tl.constexpr,
     BLOCK_D: tl.constexpr, WAITS: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: queries turned to `out`, keys turned and values to the row's slot.
-
-    SLOT: numbers from the keys of one slot to those of the next.
-    """
+    """One head of one row: queries turned to `out`, keys turned and values to the row's slot."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     let_next_begin(WAITS)
     apart = part_stride.to(tl.int64)
@@ -131,7 +128,7 @@ def _place_heads(
         tl.store(out + (row * HEADS + head) * HEAD_DIM + dim, turned, mask=inside)
     else:
         own = (head - HEADS) % KEY_HEADS
-        place = slot * SLOT + own * HEAD_DIM + dim
+        place = (slot * KEY_HEADS + own) * HEAD_DIM + dim
         if head < HEADS + KEY_HEADS:
             source = key + row * key_stride + own * HEAD_DIM
             turned = _turned(
@@ -233,7 +230,7 @@ def place_heads(
             Without keys nothing is written.
         norms: None without norms.
         angles: cosines and sines [M, 1, R] float32, see `Pass`.
-        slots: [M]. keys, values: [slots, K, D] of the layer, contiguous but for a gap after each slot.
+        slots: [M]. keys, values: [slots, K, D] of the layer.
         bias: of queries, keys and values, one after another.
     """
     new = 0 if key is None else keys.shape[1]
@@ -248,7 +245,7 @@ def place_heads(
             query, key, value, query if bias is None else bias, norms.query, norms.key, *angles, slots, out, keys,
             values, query.stride(-2), key.stride(-2), value.stride(-2), query.stride(0) if has_parts else 0, norms.eps,
             PARTS=len(query) if has_parts else 1, HAS_BIAS=bias is not None, HEADS=heads, KEY_HEADS=key_heads,
-            HEAD_DIM=head_dim, SLOT=keys.stride(0), ROTARY=rotary, HAS_NORM=has_norm, NORMS_VALUES=norms.values,
+            HEAD_DIM=head_dim, ROTARY=rotary, HAS_NORM=has_norm, NORMS_VALUES=norms.values,
             BLOCK_D=triton.next_power_of_2(head_dim), num_warps=1, **dependent(query.device),
         )  # fmt: skip
     return out

@@ -125,7 +125,7 @@ def read_from_all(cache: CudaKVCache, slots: Sequence[int], links: Links) -> tup
     for rank in range(links.layout.world_size):
         shard = links.layout.shard(rank)
         part = whole[:, shard.layers.start : shard.layers.stop, :, shard.key_heads]
-        part[:] = _on_first(own, part.shape, rank, cache.keys.device, links)
+        part[:] = _on_first(own, part.shape, rank, cache.device, links)
     return keys, values
 
 

@@ -68,7 +68,7 @@ class TorchHalfAutoregressiveNet:
             found = self.net.step(entered[self._index(rows)], LstmState(states[0], states[1]))
             cache.states[:, :, self._index(slots[rows])] = torch.stack(found)
         x, places = cache.states[0, -1, self._index(slots)], self._index(slots)
-        cache.keys[0, places], cache.values[0, places] = self.net.layer.self_attn.keys_values(x, self._index(positions))
+        cache.keys[0][places], cache.values[0][places] = self.net.layer.self_attn.keys_values(x, self._index(positions))
 
     @torch.inference_mode()
     def draft(self, blocks: Sequence[BlockOfRows], cache: KVCache) -> NetOutput:
@@ -89,5 +89,5 @@ class TorchHalfAutoregressiveNet:
 
 def _mixed(query: Tensor, cache: FalconCache, slots: Tensor) -> Tensor:
     """Output of attention [rows, heads * D], where every row attends to all of `slots`."""
-    q, k, v = (one.transpose(0, 1)[None] for one in (query, cache.keys[0, slots], cache.values[0, slots]))
+    q, k, v = (one.transpose(0, 1)[None] for one in (query, cache.keys[0][slots], cache.values[0][slots]))
     return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)[0].transpose(0, 1).flatten(1)
