@@ -46,7 +46,9 @@ def _row_by_row(model: Any, text: list[int]) -> dict[str, bool]:
         return model.forward(build_rows(list(parts)), cache).logits.copy()
 
     whole = run(Part(pages, 0, text))[first:]
-    run(Part(pages, 0, text[:first]))
+    run(Part(pages, 0, text[: first - 5]))
+    for at in range(first - 5, first):  # a tree's root then has a state of its own, which its branches load
+        run(Part(pages, at, [text[at]]))
     tree = [text[first], text[first + 1], 1, text[first + 2], 2]
     in_tree = run(Part([aside], 0, text[:5]), Part(pages, first, tree, (-1, 0, 0, 1, 2)))[5:]
     run(Part(pages, 0, text[:first]))

@@ -11,7 +11,7 @@ from paceline.drafters.registry import make_drafter
 from paceline.drafters.services import DraftServices
 from paceline.engine.engine import Engine
 from paceline.engine.guarded_policy import GuardedPolicy
-from paceline.engine.memory import allocating, cache_capacity, num_states
+from paceline.engine.memory import allocating, cache_capacity, states_of
 from paceline.engine.profiles import find_profile
 from paceline.engine.quick_profile import quick_profile
 from paceline.engine.speculation import Speculation
@@ -156,12 +156,13 @@ def build_engine(
     """
     source, spec = loaded.source, speculative or SpeculativeConfig("plain", num_draft_tokens=0)
     num_pages, limit = cache_capacity(loaded.model, config)
+    num_states = states_of(loaded.model, config)  # of the memory that is free before pages take theirs
     with allocating(config, loaded.model):
         cache = loaded.model.new_cache(num_pages)
     if isinstance(cache, HoldsStates) and (spec.num_draft_tokens or 0) > MOST_DRAFTED:
         problem = f"a model with recurrent layers can take back {MOST_DRAFTED} tokens, not {spec.num_draft_tokens}"
         raise InvalidParameter("num_draft_tokens", problem, f"give at most {MOST_DRAFTED}")
-    config, can_resume = _with_states(cache, config, loaded.model)
+    config, can_resume = _with_states(cache, config, num_states)
     pool = PagePool(num_pages, PAGE_SIZE, can_resume)
     profile = find_profile(loaded, config)
     passes = LearnedPass(_prior(loaded.model, config, spec, profile, clock))
@@ -181,14 +182,11 @@ def build_engine(
     return Engine(loaded.model, cache, scheduler, source.tokenizer, source.eos_token_ids, speculation, prices, clock)
 
 
-def _with_states(
-    cache: KVCache, config: EngineConfig, model: CausalLM
-) -> tuple[EngineConfig, Callable[[int], bool] | None]:
-    """Make room in a new cache for states, where the model has any: (`config` with no more requests than these are
-    enough for, `PagePool.can_resume`)."""
+def _with_states(cache: KVCache, config: EngineConfig, count: int) -> tuple[EngineConfig, Callable[[int], bool] | None]:
+    """Make room in a new cache for `count` states, where the model has any: (`config` with no more requests than these
+    are enough for, `PagePool.can_resume`)."""
     if not isinstance(cache, HoldsStates):
         return config, None
-    count = num_states(config, model, cache.state_bytes)
     cache.hold(count)
     fewer = replace(config, max_num_seqs=min(config.max_num_seqs, most_texts(count)))
     return fewer, cache.can_resume

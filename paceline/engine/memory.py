@@ -33,7 +33,7 @@ def cache_capacity(model: CausalLM, config: EngineConfig) -> tuple[int, int]:
     one_page = model.new_cache(1)
     states_bytes = 0
     if isinstance(one_page, HoldsStates) and _is_sized(config):
-        states_bytes = num_states(config, model, one_page.state_bytes) * one_page.state_bytes
+        states_bytes = states_of(model, config) * one_page.state_bytes
     pages = num_pages(room_bytes, states_bytes, one_page.num_bytes)
     limit = model.config.max_position_embeddings
     wanted = config.max_model_len or min(limit, pages * PAGE_SIZE)
@@ -48,11 +48,14 @@ def cache_capacity(model: CausalLM, config: EngineConfig) -> tuple[int, int]:
     return pages, wanted
 
 
-def num_states(config: EngineConfig, model: CausalLM, state_bytes: int) -> int:
+def states_of(model: CausalLM, config: EngineConfig) -> int:
     """States of recurrent layers that an engine's cache keeps: at most those of half of its bytes, where these are
-    given, and else `_DEFAULT_STATES` besides them."""
+    given, and else `_DEFAULT_STATES` besides them; 0 without such layers. Before its memory is taken."""
+    one_page = model.new_cache(1)
+    if not isinstance(one_page, HoldsStates):
+        return 0
     wanted = 2 * config.max_num_seqs + _SPARE_STATES
-    room = cache_bytes(config, model) // 2 // state_bytes if _is_sized(config) else _DEFAULT_STATES
+    room = cache_bytes(config, model) // 2 // one_page.state_bytes if _is_sized(config) else _DEFAULT_STATES
     return max(LEAST_STATES, min(wanted, room))
 
 

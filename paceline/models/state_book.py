@@ -243,11 +243,15 @@ class StateStore:
     def __init__(self, recurrence: Recurrence) -> None:
         self.state_bytes = recurrence.num_bytes
         self._layers, self._sizes = len(recurrence.layers), (recurrence.state_size, recurrence.inputs)
-        self.hold(DEFAULT_STATES)
+        self.book = StateBook(DEFAULT_STATES)
+        self._allocate()
 
     def hold(self, num_states: int) -> None:
         """Make room for so many states; see `HoldsStates.hold`."""
         self.book = StateBook(num_states)
+        self._allocate()
+
+    def _allocate(self) -> None:
         shapes = zip((self.book.num_states, self.book.num_inputs), self._sizes, strict=True)
         self.states, self.inputs = (self._zeros(count, self._layers, size) for count, size in shapes)
 

@@ -5,6 +5,7 @@ on states that were given up.
 """
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.resolve import ModelSource
+from paceline.models.rows import Part, build_rows
 from paceline.models.state_book import StateLost
 from paceline.models.torch_executor import TorchModel
 from paceline.speculation import CostProfile
@@ -271,3 +273,20 @@ def test_drafts_that_continue_from_the_text_s_states_are_not_replayed(make_engin
     check_replayable(llm, [Wanted("suffix", 4, SUFFIX)])
     with pytest.raises(InvalidParameter, match=r"'layer_skip' continues from states .*; measure it"):
         check_replayable(llm, [Wanted("layer_skip", 4, DRAFTS["layer_skip"])])
+
+
+def test_branches_load_what_their_own_thread_saved():
+    """The state after a tree's root is saved, and loaded for each branch, in one pass, by many heads at once."""
+    heads = 15
+    shared = replace(DELTAS, channels=2 * 16 + heads * 32, key_heads=1, value_heads=heads)
+    checkpoint = RandomCheckpoint(small_config(**LAYERS, recurrence=shared, attention_gate=True))
+    models = [NumbaModel(checkpoint, "float32", num_threads=threads) for threads in (1, 2)]
+    text, tree, branches = list(range(3, 13)), (-1, 0, 0, 0, 0, 0), [7, 8, 9, 10, 11]
+    found = []
+    for model in [models[0], *[models[1]] * 100]:
+        cache = model.new_cache(1)
+        model.forward(build_rows([Part((0,), 0, text[:5], logits="last")]), cache)
+        for at in range(5, 9):
+            model.forward(build_rows([Part((0,), at, [text[at]])]), cache)
+        found.append(model.forward(build_rows([Part((0,), 9, [text[9], *branches], tree)]), cache).logits.copy())
+    assert all(np.array_equal(found[0], each) for each in found[1:])

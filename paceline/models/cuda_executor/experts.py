@@ -93,6 +93,7 @@ class FusedExperts(nn.Module):
             routed_by: see `forward`; only for rows of one launch.
         """
         if len(x) > self._most:
+            assert routed_by is None
             return torch.cat([self.parts(some) for some in x.split(self._most)], dim=1)
         top_k, count = self._experts.num_experts_per_tok, self._experts.num_experts
         chosen, shares = self._routed(x if routed_by is None else routed_by, step)

@@ -392,7 +392,8 @@ def _fused_layer(own: Layer, peers: Peers, deterministic: bool) -> nn.Module:
     feed_forward = _fused_feed_forward(own.feed_forward, peers, deterministic)
     norms = own.attention_norm, own.feed_forward_norm
     after = own.attention_out_norm, own.feed_forward_out_norm
-    if own.scale == 1.0 and not own.parallel and all_of(RMSNorm, norms) and all_of(nn.Identity, after):
+    is_plain = not isinstance(own, VariedLayer) and own.scale == 1.0 and not own.parallel
+    if is_plain and all_of(RMSNorm, norms) and all_of(nn.Identity, after):
         return FusedLayer(own, attention, feed_forward, peers)
     own.attention, own.feed_forward = attention, feed_forward  # type: ignore[assignment]
     for name in ("attention_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm"):

@@ -157,8 +157,13 @@ class CudaModel(TorchModel):
         """See `WeighsPages`; of several ranks each returns its part of a sum over their layers, the mean of its heads.
 
         It uses PyTorch's attention: keys that it rewrites may differ in their last digit.
+
+        Raises:
+            UnsupportedModel: recurrent layers, whose states would not follow.
         """
         assert isinstance(cache, CudaKVCache)
+        if self._is_recurrent:
+            raise UnsupportedModel("page_attention: recurrent layers read all tokens; use another drafter")
         cache.changes += 1
         with on_device(self._stage.device), torch.inference_mode():
             x, sums = self._stage.weigh_pages(self._begun(rows), rows, cache)
@@ -283,7 +288,7 @@ class CudaModel(TorchModel):
             InvalidParameter: see `forward`.
         """
         own, picks = self._checked(rows, cache, ()), Picks.of(draws, self._send, kernels=self.chain_kernels)
-        if self.attention == "sdpa":
+        if self.attention == "sdpa" or self._is_recurrent:
             return self._chain_apart(rows, cache, self.launch(rows, cache).logits, num_tokens, picks)
 
         def begin(placed: PagedRows, asked: Tensor, _: Sequence[Tensor]) -> Outputs:
@@ -314,7 +319,7 @@ class CudaModel(TorchModel):
                 self._foreseen.follow(follow)
 
     def _chain_apart(self, rows: Rows, cache: KVCache, logits: Tensor, num_tokens: int, picks: Picks) -> ChainDraft:
-        """The chains after `logits` without graphs (masks are made on the host): a pass per level, each waited for."""
+        """The chains after `logits`, whose masks or steps are made on the host: a pass per level, each waited for."""
         tokens, probs = [], []
         for level, below in enumerate([*levels_below(rows, num_tokens - 1), None]):
             token, prob = picks.at(level, logits)

@@ -8,6 +8,7 @@ the layers are (`torch_executor/recurrent.py`).
 from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -46,6 +47,21 @@ class DeviceStates(StateStore):
         self._device = device
         super().__init__(recurrence)
 
+    def _allocate(self) -> None:
+        """Nothing until it is needed: caches are also made to learn the size of a page."""
+        self.states, self.inputs = (self._zeros(0, self._layers, size) for size in self._sizes)
+
+    def hold(self, num_states: int) -> None:
+        """See `StateStore.hold`."""
+        super().hold(num_states)
+        super()._allocate()
+
+    def plan(self, rows: Rows, whole: bool = True) -> StateSteps:
+        """See `StateStore.plan`."""
+        if not len(self.states):
+            super()._allocate()
+        return super().plan(rows, whole)
+
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, device=self._device)
 
@@ -61,10 +77,11 @@ class RecurrentCache(KeepsStates, CudaKVCache):
     ) -> None:
         super().__init__(config, num_pages, device, dtype, kernels)
         self.store = DeviceStates(cast(Recurrence, config.recurrence), device)
-        self._make_room(LARGEST, _STEPS)
+        self._make_room(LARGEST + 1, 3 * _STEPS)
 
-    def _make_room(self, num_segments: int, num_steps: int) -> None:
-        self._starts, self._steps = (Pinned(size, self.device) for size in (num_segments + 1, 3 * num_steps))
+    def _make_room(self, num_starts: int, size: int) -> None:
+        """For so many numbers of `StateSteps.starts` and `.steps`."""
+        self._starts, self._steps = Pinned(num_starts, self.device), Pinned(size, self.device)
         self.graphs.clear()  # they read the tensors before
 
     def hold(self, num_states: int) -> None:
@@ -88,13 +105,14 @@ class RecurrentCache(KeepsStates, CudaKVCache):
         if self.store.inputs is not before:
             self.graphs.clear()
         if len(found.starts) > self._starts.size or found.steps.size > self._steps.size:
-            self._make_room(2 * len(found.starts), 2 * len(found.steps))
+            self._make_room(max(self._starts.size, 2 * len(found.starts)), max(self._steps.size, 2 * found.steps.size))
         self._send(found)
 
     def _send(self, found: StateSteps) -> None:
         starts, steps = self._starts.writable(), self._steps.writable()
-        starts[: len(found.starts)] = found.starts
-        starts[len(found.starts) :] = found.starts[-1]
+        begun = np.unique(found.starts)  # without segments that have no rows
+        starts[: len(begun)] = begun
+        starts[len(begun) :] = begun[-1]
         steps[: found.steps.size] = found.steps.ravel()
         self._starts.send(len(starts))
         self._steps.send(found.steps.size)

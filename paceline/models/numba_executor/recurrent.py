@@ -243,9 +243,9 @@ def _run_head(segment, head, layer, thread, shape, eps, weights, states, scratch
             _load_inputs(states.kept, state, first, 1, r.channels, memory, cell, matrix, span, keys * values)
             continue
         if kind == SAVE:
-            if is_first:
-                _save_inputs(states.kept, state, before, r.channels, query_at, cell, 0, span, keys)
-                _save_inputs(states.kept, state, before, r.channels, key_at, cell, keys, span, keys)
+            # heads that share a key each write the same, because branches of a tree load it again in this pass
+            _save_inputs(states.kept, state, before, r.channels, query_at, cell, 0, span, keys)
+            _save_inputs(states.kept, state, before, r.channels, key_at, cell, keys, span, keys)
             _save_inputs(states.kept, state, before, r.channels, value_at, cell, 2 * keys, span, values)
             copy_numbers(cell, matrix, states.kept, state + memory, keys * values)
             continue

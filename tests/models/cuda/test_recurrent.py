@@ -6,6 +6,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from triton.runtime import interpreter  # noqa: E402
+
 from paceline.config import EngineConfig, SpeculativeConfig  # noqa: E402
 from paceline.engine import build  # noqa: E402
 from paceline.errors import UnsupportedModel  # noqa: E402
@@ -17,7 +19,7 @@ from paceline.models.cuda_executor.recurrent import RecurrentCache  # noqa: E402
 from paceline.models.loaded import LoadedModel  # noqa: E402
 from paceline.models.resolve import ModelSource  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
-from paceline.models.state_book import StateLost  # noqa: E402
+from paceline.models.state_book import LOAD, SAVE, StateLost  # noqa: E402
 from paceline.models.torch_executor import TorchModel  # noqa: E402
 from paceline.types import SamplingParams  # noqa: E402
 from tests.fakes import ByteTokenizer, RandomCheckpoint, mixture_config, run_to_end, small_config  # noqa: E402
@@ -107,20 +109,77 @@ def test_some_layers_save_no_states_and_lost_states_are_told():
             model.forward(build_rows([Part((5,), 4, [1])]), cache)
 
 
+@pytest.fixture
+def last_program_first(monkeypatch):
+    """Programs of a launch run in any order on a GPU, in the interpreter from the first to the last."""
+    kind, sizes = type(interpreter.interpreter_builder), []
+    set_sizes, set_index = kind.set_grid_dim, kind.set_grid_idx
+
+    def dimensions(self, *grid):
+        sizes[:] = grid
+        set_sizes(self, *grid)
+
+    def index(self, *at):
+        set_index(self, *(size - 1 - one for size, one in zip(sizes, at, strict=True)))
+
+    monkeypatch.setattr(kind, "set_grid_dim", dimensions)
+    monkeypatch.setattr(kind, "set_grid_idx", index)
+
+
+@pytest.mark.parametrize("name", ["deltas", "tiled", "convolutions"])
+def test_branches_load_what_their_own_program_saved(name, last_program_first):
+    """The state after a tree's root is saved, and loaded for each branch, in one pass."""
+    both, text = Both(RandomCheckpoint(CONFIGS[name])), tokens_of(10)
+    tree = (-1, 0, 0, 1)
+    both(Part((6,), 0, text[:4], tree))  # recorded, so that the pass below is executed once
+    both(Part((0,), 0, text[:5], logits="last"))
+    for at in range(5, 9):
+        both(Part((0,), at, [text[at]]))
+    both(Part((0,), 9, [text[9], 7, 8, 9], tree))
+    steps = both.caches[0].program.steps[:27].view(-1, 3)[:, 0].tolist()
+    assert SAVE in steps and LOAD in steps[steps.index(SAVE) :]
+
+
+def test_segments_without_rows_have_no_steps():
+    Both(RandomCheckpoint(CONFIGS["short"]))(Part((3,), 0, [], logits="none"), Part((4,), 0, [7], logits="last"))
+
+
+def test_chains_are_made_level_by_level():
+    model = CudaModel(RandomCheckpoint(CONFIGS["short"]), "cpu", "float32", attention="triton")
+    cache, text = model.new_cache(4), tokens_of(6)
+    model.forward(build_rows([Part((0,), 0, text[:5], logits="last")]), cache)
+    model.forward(build_rows([Part((2,), 0, [5, 6])]), cache)
+    chain = model.draft_chains(build_rows([Part((0,), 5, text[5:], logits="last")]), cache, 3)
+    want, token = [], text[5]
+    other = model.new_cache(4)
+    model.forward(build_rows([Part((0,), 0, text[:5], logits="last")]), other)
+    for at in range(5, 8):
+        token = int(model.forward(build_rows([Part((0,), at, [token])]), other).logits[0].argmax())
+        want.append(token)
+    assert chain.tokens[0].tolist() == want
+    with pytest.raises(UnsupportedModel, match="page_attention"):
+        model.page_attention(build_rows([Part((0,), 5, text[5:])]), cache)
+
+
 def test_room_grows_and_graphs_follow(monkeypatch):
     monkeypatch.setattr(state_book, "_LEAST_INPUTS", 4)
     both, text = Both(RandomCheckpoint(CONFIGS["short"])), tokens_of(20)
     cache = both.caches[0]
     both(Part((0, 1), 0, text[:4], logits="last"))
     assert cache.graphs
-    cache._make_room(2, 4)
+    cache._make_room(3, 12)
     assert not cache.graphs
     before = cache.program
     for first in (4, 7):  # more segments and steps, then more inputs, than there is room for
         both(Part((0, 1), first, text[first : first + 3]), *(Part((5 + i,), 0, [i]) for i in range(3)))
+        assert not cache.graphs or len(cache.graphs) == 1  # that of this pass
     after = cache.program
     assert len(after.starts) > len(before.starts) and len(after.steps) > len(before.steps)
     assert len(after.kept) > len(before.kept)
+    for first in (10, 13):
+        both(Part((0, 1), first, text[first : first + 3]), *(Part((5 + i,), 0, [i]) for i in range(3)))
+        both(Part((2,), 0, text[:14]))  # more steps, and fewer segments
+    assert cache.program.starts is after.starts or len(cache.program.starts) == len(after.starts)
     cache.hold(8)
     assert not cache.graphs
 

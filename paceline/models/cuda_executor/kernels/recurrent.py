@@ -119,6 +119,7 @@ def _run_convolution(
             x0, x1, x2 = _before(states + place * STATE, channel, inside, first >= 0, x0, CHANNELS, KERNEL)
         elif kind == _SAVE:
             _keep(states + place * STATE, channel, inside, x0, x1, x2, CHANNELS, KERNEL)
+            tl.debug_barrier()  # see `_run_delta`
         else:
             of_row, of_kept = rows + first.to(tl.int64) * row_stride, kept + place * INPUTS
             x3 = _input(of_row, of_kept, kind == _REPEAT, channel, inside)
@@ -145,7 +146,8 @@ def _run_delta(
 ):  # fmt: skip
     """Some columns of the matrix of one value head through the steps of a segment.
 
-    Heads that share a key, and pieces of a matrix, each compute what they share; one of them writes it.
+    Heads that share a key, and pieces of a matrix, each compute what they share, and each write it to states, which
+    they may read again in this pass. To kept inputs, which only later passes read, one of them does.
     """
     segment, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     let_next_begin(WAITS)
@@ -187,11 +189,11 @@ def _run_delta(
             if first >= 0:
                 matrix = tl.load(state + matrix_at, mask=in_matrix, other=0.0)
         elif kind == _SAVE:
-            if writes_keys:
-                _keep(state, query_at, in_key, q0, q1, q2, CHANNELS, KERNEL)
-                _keep(state, key_at, in_key, k0, k1, k2, CHANNELS, KERNEL)
+            _keep(state, query_at, in_key, q0, q1, q2, CHANNELS, KERNEL)
+            _keep(state, key_at, in_key, k0, k1, k2, CHANNELS, KERNEL)
             _keep(state, value_at, in_value, v0, v1, v2, CHANNELS, KERNEL)
             tl.store(state + matrix_at, matrix, mask=in_matrix)
+            tl.debug_barrier()  # branches of a tree load it again, threads what others have stored
         else:
             of_row, of_kept = rows + first.to(tl.int64) * row_stride, kept + place * INPUTS
             again = kind == _REPEAT
