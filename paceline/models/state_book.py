@@ -276,7 +276,7 @@ class StateStore:
 
 
 class KeepsStates:
-    """What `HoldsStates` asks of a cache, for one that has a `store` and moves its book's slots with its own."""
+    """What `HoldsStates` asks of a cache, for one that has a `store`; before the class of the cache among the bases."""
 
     store: StateStore
 
@@ -288,6 +288,11 @@ class KeepsStates:
     def hold(self, num_states: int) -> None:
         """See `HoldsStates.hold`."""
         self.store.hold(num_states)
+
+    def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """See `KVCache.move`; a state goes to its new slot."""
+        super().move(sources, destinations)  # type: ignore[misc]
+        self.store.book.move(sources, destinations)
 
     def can_resume(self, page: int) -> bool:
         """See `HoldsStates.can_resume`."""

@@ -5,7 +5,6 @@ static tensor before the pass, so that its graph need not change. Not for the ke
 the layers are (`torch_executor/recurrent.py`).
 """
 
-from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -88,11 +87,6 @@ class RecurrentCache(KeepsStates, CudaKVCache):
         """See `HoldsStates.hold`."""
         super().hold(num_states)
         self.graphs.clear()
-
-    def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """See `TorchKVCache.move`; a state goes to its new slot."""
-        super().move(sources, destinations)
-        self.store.book.move(sources, destinations)
 
     def look_up(self, longest: int, shortest: int, earliest: bool, num_drafts: int) -> int:
         """See `LooksUp`: no pass is launched ahead, because its steps would not be known."""

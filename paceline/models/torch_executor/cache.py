@@ -122,11 +122,6 @@ class StatefulCache(KeepsStates, TorchKVCache):
         assert config.recurrence is not None
         self.store = StateStore(config.recurrence)
 
-    def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """See `TorchKVCache.move`; a state goes to its new slot."""
-        super().move(sources, destinations)
-        self.store.book.move(sources, destinations)
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SegmentView:

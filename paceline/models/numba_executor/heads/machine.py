@@ -84,10 +84,8 @@ class Machine:
             longer = context if context <= self._room[2] else 2 * context
             need = (num_rows, num_asked, longer, num_operations)
             room = tuple(max(n, r) for n, r in zip(need, self._room, strict=True))
-            self._work, self._room = (
-                Kept(self._new_work(*room)),
-                room,
-            )  # at once: an interrupt must not leave small buffers
+            work = Kept(self._new_work(*room))
+            self._work, self._room = work, room  # at once: an interrupt must not leave small buffers
         self._extend_tables(context)
 
     def floats(self, buffer: Buffer, num_rows: int) -> np.ndarray:
