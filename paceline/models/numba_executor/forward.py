@@ -74,7 +74,7 @@ from paceline.models.numba_executor.recurrent import (
     run_states,
 )  # fmt: skip
 from paceline.models.numba_executor.reference import refer, stored
-from paceline.models.numba_executor.rowwise import copy_numbers, layer_norm_row, norm_row, rotate
+from paceline.models.numba_executor.rowwise import layer_norm_row, norm_row, rotate
 from paceline.models.numba_executor.team import barrier, share, take
 from paceline.models.numba_executor.warm import barrier_at, barrier_before
 
@@ -104,7 +104,9 @@ class Shape(NamedTuple):
         query_growth, query_growth_every: see `ModelConfig`.
         activation, gated: of the feed-forward, with or without a gate.
         layer_norm: norms take the mean away and have biases. pre_norms, post_norms: before and after attention and
-            feed-forward. apart: what these give is normed or scaled before it is added. parallel: both read the same.
+            feed-forward. apart: what these give is not added at once. parallel: both read the same.
+        residual_scale: hidden states are kept divided by it, so that what layers give is added as it is: a norm of
+            x / s with epsilon / s^2 is that of x. Taps have them whole.
         wide_norm: norms of queries and keys are over all heads together.
         latent: sizes of latent attention, whose queries alone are in `qkv`. query_depth: inputs of the product `qkv`.
         gated_attention: a row of `qkv` has one more number per query number, its gate, at the end.
@@ -346,7 +348,8 @@ def _place_row(row, layer, thread, num_rows, shape, heads, eps, weights, batch, 
 
 @kernel
 def _norm(shape, source, source_start, weight, bias, vector_start, eps, out, out_start):
-    """A row of the model's width, normed as the model does."""
+    """A row of hidden states, normed as the model does."""
+    eps = eps / (shape.residual_scale * shape.residual_scale)
     if shape.layer_norm:
         layer_norm_row(source, source_start, weight, bias, vector_start, shape.hidden, eps, out, out_start)
     else:
@@ -370,9 +373,8 @@ def _norm_rows(scratch, phase, thread, num_threads, num_rows, weight, bias, laye
 
 @kernel
 def _merge_rows(scratch, phase, thread, num_threads, num_rows, weight, layer, shape, eps, factor):
-    """hidden += delta, normed and scaled where the model does; then times `factor`."""
+    """hidden += delta, normed where the model does; then times `factor`."""
     size, hidden = rows_at_once(num_rows, num_threads), shape.hidden
-    scale = v.splat(shape.residual_scale)
     first = take(scratch.counters, phase, size, num_rows)
     while first >= 0:
         for row in range(first, min(first + size, num_rows)):
@@ -380,7 +382,7 @@ def _merge_rows(scratch, phase, thread, num_threads, num_rows, weight, layer, sh
             if shape.post_norms:
                 norm_row(scratch.delta, at, weight, layer * hidden, hidden, eps, scratch.delta, at)
             for i in range(at, at + hidden, v.LANES):
-                v.store(scratch.hidden, i, v.fma(v.load(scratch.delta, i), scale, v.load(scratch.hidden, i)))
+                v.store(scratch.hidden, i, v.add(v.load(scratch.hidden, i), v.load(scratch.delta, i)))
             for i in range(at, at + hidden if factor != _ONE else at, v.LANES):
                 v.store(scratch.hidden, i, v.mul(v.load(scratch.hidden, i), v.splat(factor)))
         first = take(scratch.counters, phase, size, num_rows)
@@ -415,11 +417,12 @@ def _attend_rows(
 
 
 @kernel
-def _tap(place, thread, num_rows, hidden, scratch):
-    """Copy the hidden state to tap number `place` (one thread does)."""
+def _tap(place, thread, num_rows, shape, scratch):
+    """Copy the hidden states to tap number `place` (one thread does)."""
     if place >= 0 and thread == 0:
-        size = num_rows * hidden
-        copy_numbers(scratch.hidden, 0, scratch.taps, place * size, size)
+        size, scale = num_rows * shape.hidden, v.splat(shape.residual_scale)
+        for i in range(0, size, v.LANES):
+            v.store(scratch.taps, place * size + i, v.mul(v.load(scratch.hidden, i), scale))
 
 
 @kernel
@@ -496,7 +499,7 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
     counters, hidden, sizes = scratch.counters, shape.hidden, weights.sizes[layer]
     phase = 1 + layer * phases_per_layer(shape)
     added = scratch.delta if shape.apart else scratch.hidden
-    _tap(batch.tap_places[layer], thread, num_rows, hidden, scratch)
+    _tap(batch.tap_places[layer], thread, num_rows, shape, scratch)
     _norm_rows(
         scratch, phase, thread, num_threads, num_rows, weights.attention_norm, weights.attention_norm_bias, layer,
         shape, eps,
@@ -655,7 +658,7 @@ def _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratc
     counters, hidden = scratch.counters, shape.hidden
     phase = 1 + shape.layers * phases_per_layer(shape)
     asked = len(batch.logit_rows)
-    _tap(batch.tap_places[shape.layers], thread, num_rows, hidden, scratch)
+    _tap(batch.tap_places[shape.layers], thread, num_rows, shape, scratch)
     if thread == 0:
         for i in range(asked):
             source = batch.logit_rows[i] * hidden

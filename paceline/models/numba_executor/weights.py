@@ -58,10 +58,13 @@ def shape_of(config: ModelConfig) -> Shape:
         UnsupportedModel: a width or a mixture of parts the kernels do not cover; the torch executor runs it.
     """
     remedy = 'run it with executor="torch" (needs paceline[torch])'
-    apart = config.post_norms or config.residual_scale != 1.0 or config.parallel
+    apart = config.post_norms or config.parallel
     beside = config.experts is not None and config.experts.beside_dense
     if (apart and config.experts and not beside) or (config.post_norms and config.norm == "layer"):
-        raise UnsupportedModel(f"post_norms, residual_scale: not beside experts or layer norms here; {remedy}")
+        raise UnsupportedModel(f"post_norms, parallel: not beside experts or layer norms here; {remedy}")
+    read_whole = config.hidden_size_per_layer_input or config.position_embedding == "learned" or not config.pre_norms
+    if config.residual_scale != 1.0 and read_whole:
+        raise UnsupportedModel(f"residual_scale: only with norms before layers and rotary positions here; {remedy}")
     mixture = config.experts
     shared, dense = (mixture.shared_intermediate_size, mixture.dense_intermediate_size) if mixture else (0, 0)
     for name, value, size in (
@@ -103,7 +106,7 @@ def shape_of(config: ModelConfig) -> Shape:
         gated_attention=config.attention_gate,
         rotary=rotary_dim(config) if config.position_embedding == "rotary" else 0,
         tables=max(1, len(frequencies(config))),
-        embedding_scale=np.float32(config.embedding_scale),
+        embedding_scale=np.float32(config.embedding_scale / config.residual_scale),
         residual_scale=np.float32(config.residual_scale),
         logit_scale=np.float32(config.logit_scale),
         logit_cap=np.float32(config.logit_softcap),
