@@ -90,7 +90,10 @@ def configs(is_quick: bool) -> dict[str, Any]:
         experts=Experts(few, 4, True, 2 * inner, shared_expert_gate=False, beside_dense=True),
     )  # fmt: skip
     channels = 2 * 2 * size + 4 * size
-    deltas = Recurrence((0, 1, 2), 4, channels, key_heads=2, value_heads=4, key_dim=size, value_dim=size)
+    form = {"key_heads": 2, "value_heads": 4, "key_dim": size, "value_dim": size}
+    deltas = Recurrence("gated_delta_net", (0, 1, 2), 4, channels, **form)
+    convolutions = Recurrence("short_convolution", (0, 1, 3), 3, plain.hidden_size)
+    spaces = Recurrence("state_space", (0, 1, 3), 4, channels, **form, conv_bias=True)
     return {
         "qwen3": replace(plain, qk_norm=True),
         "gemma3": replace(plain, mlp="gated_gelu_tanh", post_norms=True, qk_norm=True, windows=(20, 0, 20, 0)),
@@ -104,7 +107,10 @@ def configs(is_quick: bool) -> dict[str, Any]:
                                num_key_value_heads=plain.num_attention_heads, attention_scale=0.1),
         "gemma4": varied,
         "gemma4 with experts": beside,
-        "lfm2": replace(plain, recurrence=Recurrence((0, 1, 3), 3, plain.hidden_size), qk_norm=True),
+        "lfm2": replace(plain, recurrence=convolutions, qk_norm=True),
         "qwen3_5": replace(plain, recurrence=deltas, attention_gate=True, qk_norm=True, rotary_dim=size // 4),
         "qwen3_next": replace(mixture, recurrence=deltas, attention_gate=True, experts=softmax),
+        "granite 4": replace(plain, recurrence=spaces, residual_scale=0.3, layers_without_rope=(0, 1, 2, 3)),
+        "granite 4 with experts": replace(mixture, recurrence=spaces, residual_scale=0.3, experts=replace(
+            softmax, shared_intermediate_size=inner, shared_expert_gate=False)),
     }  # fmt: skip

@@ -42,6 +42,10 @@ DELTA = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 32,
 }
+GRANITE = {
+    "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0,
+}  # fmt: skip
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1}
 GEMMA = {**SIZES, "head_dim": 16, "query_pre_attn_scalar": 24}
 GEMMA4 = {
     **SIZES, **WINDOW, "head_dim": 16, "global_head_dim": 32, "num_hidden_layers": 4,
@@ -117,11 +121,10 @@ def _configs():
         "gpt_neox-serial": t.GPTNeoXConfig(**NEOX, use_parallel_residual=False, attention_bias=False),
         "stablelm": t.StableLmConfig(**SIZES | {"hidden_size": 128}, use_qkv_bias=True),
         "granite": t.GraniteConfig(
-            **SIZES, embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
-        "granitemoehybrid": t.GraniteMoeHybridConfig(
+            **SIZES, **GRANITE),
+        "granitemoehybrid-attention": t.GraniteMoeHybridConfig(
             **SIZES, shared_intermediate_size=96, num_local_experts=0, num_experts_per_tok=0,
-            position_embedding_type="rope", layer_types=["full_attention"] * 2, embedding_multiplier=3.0,
-            residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
+            position_embedding_type="rope", layer_types=["full_attention"] * 2, **GRANITE),
         "gpt2": t.GPT2Config(
             vocab_size=VOCAB, n_embd=64, n_head=4, n_layer=2, n_positions=64, bos_token_id=1, eos_token_id=2),
         "qwen3_vl_moe_text": t.Qwen3VLMoeConfig(
@@ -184,6 +187,15 @@ def _configs():
         "gemma4_text-mixture": t.Gemma4TextConfig(
             **GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
             enable_moe_block=True, num_experts=6, top_k_experts=3, moe_intermediate_size=32),
+        "granitemoe": t.GraniteMoeConfig(**SIZES | {"intermediate_size": 32}, **GRANITE, num_local_experts=6,
+                                         num_experts_per_tok=3),
+        "granitemoehybrid": t.GraniteMoeHybridConfig(
+            **SIZES, **GRANITE, **MAMBA, shared_intermediate_size=96, num_local_experts=0, num_experts_per_tok=0,
+            layer_types=["linear_attention", "full_attention"]),
+        "granitemoehybrid-mixture": t.GraniteMoeHybridConfig(
+            **SIZES | {"intermediate_size": 32, "num_hidden_layers": 3}, **GRANITE, **MAMBA | {"mamba_n_groups": 2},
+            shared_intermediate_size=96, num_local_experts=6, num_experts_per_tok=3, position_embedding_type="rope",
+            layer_types=["linear_attention", "full_attention", "linear_attention"]),
     }  # fmt: skip
 
 

@@ -21,14 +21,14 @@ ARCHITECTURES = {
     "olmoe": "olmoe", "ministral3": "mistral3", "exaone4": "exaone4", "glm": "chatglm", "glm4": "glm4",
     "gpt_oss": "gpt-oss", "seed_oss": "seed_oss", "ernie4_5": "ernie4_5", "starcoder2": "starcoder2",
     "stablelm": "stablelm", "cohere": "command-r", "cohere2": "cohere2", "gpt_neox": "gptneox",
-    "gemma4_text": "gemma4", "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl", "granitemoehybrid": "granite",
+    "gemma4_text": "gemma4", "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl",
     "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
-    "qwen3_next": "qwen3next",
+    "qwen3_next": "qwen3next", "granitemoe": "granitemoe", "granitemoehybrid": "granitehybrid",
     "glm4_moe": "glm4moe", "dots1": "dots1", "ernie4_5_moe": "ernie4_5-moe",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
     "minicpm3": "minicpm3", "qwen3_vl_moe_text": "qwen3vlmoe",
 }  # fmt: skip
-IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoehybrid", "ministral3")
+IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe", "granitemoehybrid", "ministral3")
 DELTAS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 _LLAMA_KEYS = {
     "num_hidden_layers": "block_count", "max_position_embeddings": "context_length", "hidden_size": "embedding_length",
@@ -65,7 +65,7 @@ def convert(
         config = config["text_config"]
         stored = {n.replace("language_model.", ""): x for n, x in stored.items() if "visual." not in n}
     tensors = dict(_tensors(config, stored))
-    architecture = ARCHITECTURES[config["model_type"]]
+    architecture = _architecture(config)
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in (_metadata(config) | (vocabulary or {})).items():
         add_pair(writer, key if key.startswith("tokenizer.") else f"{architecture}.{key}", value)
@@ -80,11 +80,21 @@ def convert(
     return path
 
 
+def _architecture(config: dict[str, Any]) -> str:
+    """As which architecture a model is written: Granite 4 without state spaces is Granite 3."""
+    if config["model_type"] == "granitemoehybrid" and "linear_attention" not in config["layer_types"]:
+        return "granitemoe" if config["num_local_experts"] else "granite"
+    return ARCHITECTURES[config["model_type"]]
+
+
 def _metadata(config: dict[str, Any]) -> dict[str, Any]:
     kind = config["model_type"]
     values = {_LLAMA_KEYS[key]: value for key, value in config.items() if key in _LLAMA_KEYS and value is not None}
     if kind == "granitemoehybrid":
-        del values["expert_used_count"]
+        values |= _granite4_metadata(config)
+        if not config["num_local_experts"]:
+            del values["expert_used_count"]
+            values["feed_forward_length"] = config["shared_intermediate_size"]
     if kind.startswith("lfm2"):
         attends = [layer == "full_attention" for layer in config["layer_types"]]
         values["attention.head_count_kv"] = [config["num_key_value_heads"] * one for one in attends]
@@ -141,6 +151,20 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
         values["attention.temperature_scale"] = full["llama_4_scaling_beta"]
         values["rope.scaling.yarn_log_multiplier"] = full["mscale_all_dim"]
     return values
+
+
+def _granite4_metadata(config: dict[str, Any]) -> dict[str, Any]:
+    heads, dim = config["mamba_n_heads"], config["mamba_d_head"]
+    attends = [kind == "full_attention" for kind in config["layer_types"]]
+    turns = {"rope.scaling.finetuned": config["position_embedding_type"] == "rope"}
+    if all(attends):
+        return turns
+    return turns | {
+        "ssm.conv_kernel": config["mamba_d_conv"], "ssm.state_size": config["mamba_d_state"],
+        "ssm.group_count": config["mamba_n_groups"], "ssm.inner_size": heads * dim, "ssm.time_step_rank": heads,
+        "attention.head_count_kv": [config["num_key_value_heads"] * attend for attend in attends],
+        "expert_shared_feed_forward_length": config["shared_intermediate_size"],
+    }  # fmt: skip
 
 
 def _gemma4_metadata(config: dict[str, Any]) -> dict[str, Any]:
@@ -238,10 +262,10 @@ def _rope_factors(config: dict[str, Any]) -> dict[str, np.ndarray]:
 
 def _tensors(config: dict[str, Any], stored: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     kind, layers = config["model_type"], config.get("num_hidden_layers") or config["n_layer"]
-    names = gguf.get_tensor_name_map(next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == ARCHITECTURES[kind]),
+    names = gguf.get_tensor_name_map(next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == _architecture(config)),
                                      layers)  # fmt: skip
-    if kind == "granitemoehybrid":
-        stored = dict(part for name, values in stored.items() for part in _gate_and_up_apart(name, values))
+    if kind.startswith("granitemoe"):
+        stored = dict(part for name, values in stored.items() for part in _granite4(config, name, values))
     if kind == "gpt_neox":
         stored = {name: _heads_together(config, name, values) for name, values in stored.items()}
     if kind == "qwen3_next":
@@ -255,7 +279,7 @@ def _tensors(config: dict[str, Any], stored: dict[str, np.ndarray]) -> Iterator[
         stored = dict(part for name, values in stored.items() for part in _keys_and_values_apart(config, name, values))
     if kind == "qwen3_vl_moe_text":
         stored = dict(part for name, values in stored.items() for part in _experts_one_by_one(name, values))
-    changes = {"gpt_oss": _gpt_oss, "gemma4_text": _gemma4}
+    changes = {"gpt_oss": _gpt_oss, "gemma4_text": _gemma4, "granitemoe": dict, "granitemoehybrid": dict}
     stored = changes.get(kind, _experts_together)(stored)
     for name, values in stored.items():
         if name.endswith(".e_score_correction_bias"):
@@ -316,13 +340,24 @@ def _projections_apart(config: dict[str, Any], name: str, values: np.ndarray) ->
     yield name.replace("qkvz", "z"), rows[3]
 
 
-def _gate_and_up_apart(name: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Granite 4's feed-forward under Llama's names."""
-    if ".shared_mlp.input_linear." not in name:
-        yield name.replace(".shared_mlp.output_linear.", ".mlp.down_proj."), values
+def _granite4(config: dict[str, Any], name: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Granite 4's feed-forward and experts under names of other families; numbers of heads in columns."""
+    if name.endswith((".A_log", ".D")):
+        yield name, (-np.exp(values) if name.endswith(".A_log") else values)[:, None]
         return
-    for part, half in zip(("gate", "up"), np.split(values, 2), strict=True):
-        yield name.replace(".shared_mlp.input_linear.", f".mlp.{part}_proj."), half
+    if name.endswith(".mamba.norm.weight") and config["mamba_n_groups"] > 1:
+        values = values.reshape(config["mamba_n_groups"], -1)
+    name = name.replace(".dt_bias", ".dt_proj.bias")
+    stem, at, part = name.rpartition(".input_linear.")
+    if not at:
+        dense = ".mlp.shared_expert.down_proj." if config["num_local_experts"] else ".mlp.down_proj."
+        name = name.replace(".shared_mlp.output_linear.", dense)
+        yield name.replace(".block_sparse_moe.output_linear.", ".mlp.experts.down_proj."), values
+        return
+    shared = stem.endswith(".shared_mlp")
+    own = "mlp.experts" if not shared else "mlp.shared_expert" if config["num_local_experts"] else "mlp"
+    for which, half in zip(("gate", "up"), np.split(values, 2, axis=-2), strict=True):
+        yield f"{stem.rpartition('.')[0]}.{own}.{which}_proj.{part}", half
 
 
 def _heads_together(config: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:

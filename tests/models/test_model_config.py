@@ -37,6 +37,10 @@ GEMMA4 = LLAMA | {
     "model_type": "gemma4_text", "hidden_act": None, "head_dim": 8, "global_head_dim": 16, "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "full_attention"] * 2, "vocab_size_per_layer_input": 100,
 }  # fmt: skip
+GRANITE4 = LLAMA | {
+    "model_type": "granitemoehybrid", "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 0,
+    "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "shared_intermediate_size": 96,
+}  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 FULL = "full_attention"
 GGUF_SHAPES = {"token_embd.weight": (100, 64)}
@@ -295,8 +299,12 @@ def test_both_spellings_of_rope_settings_mean_the_same():
         (LLAMA, {"model_type": "stablelm", "layer_norm_eps": 1e-5, "qk_layernorm": True}, "qk_layernorm"),
         (LLAMA, {"model_type": "stablelm", "layer_norm_eps": 1e-5, "use_parallel_residual": True}, "use_parallel"),
         (MIXTURE, {"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv"),
-        (LLAMA, {"model_type": "granitemoehybrid", "shared_intermediate_size": 9, "num_local_experts": 8}, "num_local"),
-        (LLAMA, {"model_type": "granitemoehybrid", "shared_intermediate_size": 9, "layer_types": ["mamba"]}, "mamba"),
+        (LLAMA, {"model_type": "granitemoehybrid", "layer_types": ["mamba"]}, "layer_types"),
+        (GRANITE4, {"layer_types": ["mamba"] * 3}, "no layer has attention"),
+        (GRANITE4, {"position_embedding_type": "alibi"}, "position_embedding_type"),
+        (GRANITE4, {"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
+        (GRANITE4, {"mamba_proj_bias": True}, "mamba_proj_bias"),
+        (GRANITE4, {"mamba_n_groups": 3}, "mamba_n_heads"),
         (LLAMA, {"model_type": "cohere", "layer_norm_eps": 1e-5, "use_qk_norm": True}, "use_qk_norm"),
         (MIXTURE, {"model_type": "gpt_oss", "swiglu_limit": 5.0}, "swiglu_limit"),
         (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),

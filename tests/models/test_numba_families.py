@@ -69,7 +69,8 @@ def test_a_converted_model_is_the_same_model(name, tiny_models, tmp_path):
     ours = GGUFCheckpoint(convert(tmp_path / "model.gguf", tiny_models[name][0]))
     assert ours.names() == original.names()
     for tensor in ours.names():
-        np.testing.assert_array_equal(ours.tensor(tensor), original.tensor(tensor), err_msg=tensor)
+        far = 1e-5 if "A_log" in tensor else 0  # GGUF has -e^x of it
+        np.testing.assert_allclose(ours.tensor(tensor), original.tensor(tensor), far, far, err_msg=tensor)
     assert_same_but_for_rounding(ours.config, original.config)
 
 
@@ -99,7 +100,8 @@ def assert_same_but_for_rounding(ours, want):
         found, expected = getattr(ours, field.name), getattr(want, field.name)
         numeric = isinstance(expected, float) or (field.name == "rope_inv_freq_scale" and expected is not None)
         assert found == (pytest.approx(expected, rel=1e-6) if numeric else expected), field.name
-    assert ARCHITECTURES[ours.model_type] == ARCHITECTURES[want.model_type]
+    if want.model_type != "granitemoehybrid" or want.recurrence:  # Granite 4 with attention alone is Granite there
+        assert ARCHITECTURES[ours.model_type] == ARCHITECTURES[want.model_type]
 
 
 @pytest.mark.parametrize("name", ["phi3", "gpt2", "qwen2_moe", "llama", "glm4", "qwen3_5_text", "gemma4_text-mixture"])

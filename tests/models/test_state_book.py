@@ -163,14 +163,14 @@ def test_passes_of_which_only_the_time_counts_need_no_states():
 
 
 def test_rows_that_read_a_window_are_refused():
-    store, rows = StateStore(Recurrence((0,), 3, 64)), build_rows([Part((0,), 0, [1, 2, 3])])
+    store, rows = StateStore(Recurrence("short_convolution", (0,), 3, 64)), build_rows([Part((0,), 0, [1, 2, 3])])
     store.plan(replace(rows, num_keys=rows.positions + 1))
     with pytest.raises(InvalidParameter, match="num_keys: recurrent layers read all tokens"):
         store.plan(replace(rows, num_keys=np.array([1, 1, 1], np.int32)))
 
 
 def test_inputs_get_more_room_when_a_pass_needs_it():
-    store = StateStore(Recurrence((0,), 3, 64))
+    store = StateStore(Recurrence("short_convolution", (0,), 3, 64))
     before = len(store.inputs)
     parts = [Part([2 * i, 2 * i + 1], 0, range(20), [-1, *range(19)], logits="all") for i in range(20)]
     store.hold(64)

@@ -19,12 +19,13 @@ FAMILIES = [
     "gpt2", "olmo3", "olmoe", "ministral3", "exaone4", "exaone4-small", "glm", "glm4", "seed_oss", "ernie4_5",
     "starcoder2", "stablelm", "gpt_oss",
     "cohere", "cohere2", "gpt_neox", "gpt_neox-serial",
-    "qwen2_5_vl_text", "qwen3_vl_text", "granitemoehybrid",
+    "qwen2_5_vl_text", "qwen3_vl_text", "granitemoehybrid-attention",
     "glm4_moe", "glm4_moe-large", "dots1", "dots1-grouped", "ernie4_5_moe",
     "deepseek_v2", "deepseek_v2-greedy", "deepseek_v3", "glm4_moe_lite", "minicpm3",
     "qwen3_vl_moe_text",
     "lfm2", "lfm2-adjusted", "qwen3_5_text", "qwen3_5_text-even", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text",
     "gemma4_text", "gemma4_text-large", "gemma4_text-mixture",
+    "granitemoe", "granitemoehybrid", "granitemoehybrid-mixture",
 ]  # fmt: skip
 TOLERANCE = 1e-4
 PAGES = (3, 0, 5)

@@ -19,10 +19,20 @@ _DENSE_FIRST: Mapping[str, Scores] = {
 }  # fmt: skip
 """Families whose first layers are dense, with the scores of their routers, which have a selection bias except that of
 DeepSeek-V2."""
-_NORMED = ("mixtral", "gpt_oss", "qwen3_vl_moe_text", "qwen3_5_moe_text")
+_GRANITE = ("granitemoe", "granitemoehybrid")
+_NORMED = ("mixtral", "gpt_oss", "qwen3_vl_moe_text", "qwen3_5_moe_text", *_GRANITE)
 """Families that rescale shares without being asked to."""
 _SHARED_GATE = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")
-MIXTURE_MODEL_TYPES = (*_SHARED_GATE, "qwen3_moe", "qwen3_vl_moe_text", "mixtral", "olmoe", "gpt_oss", *_DENSE_FIRST)
+MIXTURE_MODEL_TYPES = (
+    *_SHARED_GATE,
+    "qwen3_moe",
+    "qwen3_vl_moe_text",
+    "mixtral",
+    "olmoe",
+    "gpt_oss",
+    *_GRANITE,
+    *_DENSE_FIRST,
+)
 _MOST_EXPERTS = 4096
 LEAST_TOTAL = 1e-20
 """Added to the sum by which shares are rescaled, as in transformers: it keeps scores of 0 from being divided by 0."""
@@ -91,7 +101,8 @@ def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | No
     if model_type == "gemma4_text" and fields.flag("enable_moe_block", False):
         count, chosen = fields.whole("num_experts", most=_MOST_EXPERTS), fields.whole("top_k_experts")
         return _beside_dense(count, chosen, fields.whole("intermediate_size")), fields.whole("moe_intermediate_size")
-    if model_type not in MIXTURE_MODEL_TYPES:
+    is_dense = model_type == "granitemoehybrid" and not fields.whole("num_local_experts", least=0)
+    if model_type not in MIXTURE_MODEL_TYPES or is_dense:
         return None
     if model_type in _DENSE_FIRST:
         return _after_dense_layers(model_type, fields)
@@ -100,12 +111,19 @@ def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | No
             "decoder_sparse_step, mlp_only_layers: some layers are dense, which is not implemented; use a model with "
             "experts in every layer"
         )
-    width = "intermediate_size" if model_type in ("mixtral", "olmoe", "gpt_oss") else "moe_intermediate_size"
+    has_one = model_type in ("mixtral", "olmoe", "gpt_oss", *_GRANITE)
+    width = "intermediate_size" if has_one else "moe_intermediate_size"
     count = "num_local_experts" if "num_local_experts" in fields else "num_experts"  # transformers renamed it
     shared = fields.whole("shared_expert_intermediate_size", 0, least=0) if model_type in _SHARED_GATE else 0
+    if model_type in _GRANITE:
+        shared = fields.whole("shared_intermediate_size", 0, least=0)
     normed = model_type in _NORMED or fields.flag("norm_topk_prob", False)
     chosen, bias = fields.whole("num_experts_per_tok"), model_type == "gpt_oss"
-    return Experts(fields.whole(count, most=_MOST_EXPERTS), chosen, normed, shared, bias), fields.whole(width)
+    experts = Experts(
+        fields.whole(count, most=_MOST_EXPERTS), chosen, normed, shared, bias,
+        shared_expert_gate=model_type not in _GRANITE,
+    )  # fmt: skip
+    return experts, fields.whole(width)
 
 
 def _after_dense_layers(model_type: str, fields: Fields) -> tuple[Experts, int]:
@@ -158,7 +176,8 @@ def experts_from_gguf(
         experts = _beside_dense(own.whole("expert_count"), own.whole("expert_used_count"),
                                 own.whole("feed_forward_length"))  # fmt: skip
         return experts, own.whole("expert_feed_forward_length")
-    if model_type not in MIXTURE_MODEL_TYPES:
+    is_dense = model_type == "granitemoehybrid" and not own.whole("expert_count", 0, least=0)
+    if model_type not in MIXTURE_MODEL_TYPES or is_dense:
         own.expect("expert_count", 0)
         return None
     if model_type in _DENSE_FIRST:
@@ -170,7 +189,11 @@ def experts_from_gguf(
     shared = own.whole("expert_shared_feed_forward_length", 0, least=0)
     normed = own.flag("expert_weights_norm", model_type not in ("qwen2_moe", "olmoe"))
     count = own.whole("expert_count", most=_MOST_EXPERTS)
-    return Experts(count, own.whole("expert_used_count"), normed, shared, model_type == "gpt_oss"), width
+    experts = Experts(
+        count, own.whole("expert_used_count"), normed, shared, model_type == "gpt_oss",
+        shared_expert_gate=model_type not in _GRANITE,
+    )  # fmt: skip
+    return experts, width
 
 
 def _beside_dense(count: int, chosen: int, dense: int) -> Experts:

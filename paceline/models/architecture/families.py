@@ -99,6 +99,23 @@ _DELTA = {
     "head_dim": 256, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-6, "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
 }  # fmt: skip
+_GRANITE_NAMES = {"mlp.gate": "block_sparse_moe.router.layer",
+                  "mlp.experts.down_proj": "block_sparse_moe.output_linear"}  # fmt: skip
+_GRANITE_SHARED = tuple(f"mlp.{stem}{part}_proj" for stem in ("", "shared_expert.") for part in ("gate", "up"))
+"""A model has either the first two or the last two."""
+_GRANITE_EXPERTS = {"block_sparse_moe.input_linear": _EXPERTS_GATE_UP}
+_EXPERTS_OF_GRANITE = {"num_local_experts": 8, "num_experts_per_tok": 2}
+_MAMBA = {"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2}
+_STATE_SPACE_PARTS = tuple(f"linear_attn.in_proj_{part}" for part in "zvkqa")
+_STATE_SPACE_NAMES = {
+    "linear_attn.conv1d": "mamba.conv1d", "linear_attn.dt.bias": "mamba.dt_bias", "linear_attn.norm": "mamba.norm",
+    "linear_attn.out_proj": "mamba.out_proj", "linear_attn.A_log.weight": "mamba.A_log",
+    "linear_attn.D.weight": "mamba.D",
+}  # fmt: skip
+_STATE_SPACE_GGUF = {
+    "linear_attn.conv1d": "ssm_conv1d", "linear_attn.dt": "ssm_dt", "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out", "linear_attn.A_log.weight": "ssm_a", "linear_attn.D.weight": "ssm_d",
+}  # fmt: skip
 _COHERE = {"tie_word_embeddings": True, "logit_scale": 0.0625, "sliding_window": 4096}
 _GELU_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 
@@ -302,12 +319,19 @@ FAMILIES: Mapping[str, Family] = {
                norm_shift=1.0, turns_part=True, parts=parts.qwen3_5, gguf_parts=parts.qwen3_5_gguf),
         Family("granite", "granite", "embeddings, residuals, attention and logits multiplied", pairs=True,
                parts=parts.granite, gguf_parts=parts.granite_gguf),
-        Family("granitemoehybrid", "granite", "granite with gate and up in one tensor; Granite 4 without experts and "
-               "state space layers (350M, 1B, Micro)", pairs=True,
-               keys={"intermediate_size": "shared_intermediate_size"},
-               names={"mlp.down_proj": "shared_mlp.output_linear"},
-               stacked={"shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj")}, parts=parts.granite4,
+        Family("granitemoe", "granitemoe", "granite with experts; Granite 3 1B-A400M, 3B-A800M", pairs=True,
+               names=_GRANITE_NAMES, defaults=_EXPERTS_OF_GRANITE, stacked=_GRANITE_EXPERTS, parts=parts.granite,
                gguf_parts=parts.granite_gguf),
+        Family("granitemoehybrid", "granitehybrid", "granite with gate and up in one tensor; H models: state spaces "
+               "(Mamba-2) in place of attention in nine of ten layers, no positions, in Tiny and Small experts and a "
+               "shared one; Granite 4", pairs=True,
+               names=_GRANITE_NAMES | _STATE_SPACE_NAMES | {"mlp.down_proj": "shared_mlp.output_linear",
+                                                            "mlp.shared_expert.down_proj": "shared_mlp.output_linear"},
+               stacked={"shared_mlp.input_linear": _GRANITE_SHARED, **_GRANITE_EXPERTS,
+                        "mamba.in_proj": _STATE_SPACE_PARTS},
+               defaults=_EXPERTS_OF_GRANITE | _MAMBA | {"shared_intermediate_size": 1024},
+               gguf_names=_STATE_SPACE_GGUF, gguf_stacked={"ssm_in": _STATE_SPACE_PARTS}, parts=parts.granite4,
+               gguf_parts=parts.granite4_gguf),
         Family(
             "gpt2", "gpt2", "learned positions, layer norms, biases, no gate",
             keys={

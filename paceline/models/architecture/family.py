@@ -32,8 +32,8 @@ class Family:
         keys: our key to the family's in ``config.json``, where they differ. defaults: values of keys that it omits.
         layers: transformers' prefix of a layer's tensors, with ``{}`` for its number.
         names: our part to transformers', or our tensor to transformers', where it does not end so. stacked:
-            transformers' part to our parts, whose rows it holds in this order. woven: the same where they take turns,
-            row by row or, in attention, head by head.
+            transformers' part to our parts, whose rows it holds in this order, as far as the model has them. woven: the
+            same where they take turns, row by row or, in attention, head by head.
         gguf_names, gguf_stacked, gguf_woven: the same for GGUF, in addition to `GGUF_PARTS`.
         transposed: beginnings of the parts that transformers stores as [in, out].
         either: whether experts may be stored the other way round than `transposed` says.

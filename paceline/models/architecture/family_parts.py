@@ -10,8 +10,11 @@ from typing import Any
 
 from paceline.models.architecture.family import MOST_LAYERS, SWIGLU_ALPHA, SWIGLU_LIMIT
 from paceline.models.architecture.layer_sizes import sizes_from_gguf, sizes_from_hf
-from paceline.models.architecture.recurrence import MOST_TAPS, gated_delta_net, short_convolution
-from paceline.models.fields import Fields, refuse
+from paceline.models.architecture.recurrence import MOST_TAPS, Recurrence, short_convolution, with_matrices
+from paceline.models.fields import Fields, refuse, shown
+
+_NO_LIMITS = [0.0, float("inf")], [0.0, {"__float__": "Infinity"}]
+"""Limits of a state space's steps that are none; the second form is transformers 5's."""
 
 
 def scaled_embeddings(fields: Fields) -> dict[str, Any]:
@@ -243,13 +246,9 @@ def qwen3_5(fields: Fields) -> dict[str, Any]:
         every = fields.whole("full_attention_interval", 4)
         kinds = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
     names = ("conv_kernel_dim", "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
-    kernel, key_heads, value_heads, key_dim, value_dim = (f"linear_{name}" for name in names)
-    return {
-        "qk_norm": True, "attention_gate": True,
-        "recurrence": gated_delta_net(
-            _recurrent(kinds, "linear_attention", layers), fields, (kernel, key_heads, value_heads, key_dim, value_dim)
-        ),
-    }  # fmt: skip
+    numbers = _recurrent(kinds, "linear_attention", layers)
+    delta = with_matrices("gated_delta_net", numbers, fields, tuple(f"linear_{name}" for name in names))
+    return {"qk_norm": True, "attention_gate": True, "recurrence": delta}
 
 
 def qwen3_5_gguf(fields: Fields) -> dict[str, Any]:
@@ -269,7 +268,11 @@ def qwen3_next_gguf(fields: Fields) -> dict[str, Any]:
     })  # fmt: skip
     names = ("ssm.conv_kernel", "ssm.group_count", "ssm.time_step_rank", "ssm.state_size", "value_dim")
     numbers = tuple(i for i in range(layers) if (i + 1) % every)
-    return {"qk_norm": True, "attention_gate": True, "recurrence": gated_delta_net(numbers, sizes, names)}
+    return {
+        "qk_norm": True,
+        "attention_gate": True,
+        "recurrence": with_matrices("gated_delta_net", numbers, sizes, names),
+    }
 
 
 def _recurrent(kinds: Sequence[str], kind: str, layers: int) -> tuple[int, ...]:
@@ -290,15 +293,56 @@ def granite(fields: Fields) -> dict[str, Any]:
 
 
 def granite4(fields: Fields) -> dict[str, Any]:
-    """Granite 4 without state space layers and experts."""
-    fields.expect("num_local_experts", 0)
-    fields.expect("position_embedding_type", "rope")
-    kinds = set(fields.list("layer_types", str, MOST_LAYERS))
-    if not kinds or not kinds <= {"attention", "full_attention"}:
-        raise refuse(
-            "layer_types", f"{', '.join(sorted(kinds)) or 'missing'}: only layers with attention are implemented"
-        )
-    return granite(fields)
+    """Granite 4: state spaces where ``layer_types`` says so, no positions unless asked for, maybe experts."""
+    layers = fields.whole("num_hidden_layers", most=MOST_LAYERS)
+    names = {"mamba": "linear_attention", "attention": "full_attention"}
+    kinds = [names.get(str(kind), str(kind)) for kind in fields.list("layer_types", str, MOST_LAYERS)]
+    fields.expect("position_embedding_type", None, "rope", "nope")
+    turns = fields.get("position_embedding_type", None) == "rope"
+    parts = granite(fields) | {
+        "recurrence": state_space(_recurrent(kinds, "linear_attention", layers), fields),
+        "layers_without_rope": () if turns else tuple(range(layers)),
+    }  # fmt: skip
+    if not fields.whole("num_local_experts", least=0):
+        parts["intermediate_size"] = fields.whole("shared_intermediate_size")
+    return parts
+
+
+def granite4_gguf(fields: Fields) -> dict[str, Any]:
+    """As `granite4`; layers without key heads are state spaces."""
+    heads = fields.list("attention.head_count_kv", int, MOST_LAYERS)
+    layers = tuple(i for i, count in enumerate(heads) if not count)
+    return granite_gguf(fields) | {"recurrence": _state_space_gguf(layers, fields)}
+
+
+def state_space(layers: tuple[int, ...], fields: Fields) -> Recurrence | None:
+    """State spaces (Mamba-2) without limits on their steps; None without such layers."""
+    if not layers:
+        return None
+    fields.expect("mamba_proj_bias", False)
+    limits = fields.get("time_step_limit", None)
+    if limits is not None and list(limits) not in _NO_LIMITS:
+        raise refuse("time_step_limit", f"{shown(limits)} is not implemented, only 0 to infinity")
+    heads, hidden, dim = fields.whole("mamba_n_heads"), fields.whole("hidden_size"), fields.get("mamba_d_head", "auto")
+    if dim == "auto":
+        dim = fields.whole("mamba_expand") * hidden // heads
+    sizes = Fields({
+        "mamba_d_conv": fields.whole("mamba_d_conv"), "mamba_n_groups": fields.whole("mamba_n_groups"),
+        "mamba_n_heads": heads, "mamba_d_state": fields.whole("mamba_d_state"), "mamba_d_head": dim,
+    })  # fmt: skip
+    names = ("mamba_d_conv", "mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head")
+    return with_matrices("state_space", layers, sizes, names, fields.flag("mamba_conv_bias", True))
+
+
+def _state_space_gguf(layers: tuple[int, ...], fields: Fields) -> Recurrence | None:
+    """As `state_space`. GGUF has the width of all heads together, and a bias of the convolution."""
+    heads, width = fields.whole("ssm.time_step_rank"), fields.whole("ssm.inner_size")
+    sizes = Fields({
+        "ssm.conv_kernel": fields.whole("ssm.conv_kernel"), "ssm.group_count": fields.whole("ssm.group_count"),
+        "ssm.time_step_rank": heads, "ssm.state_size": fields.whole("ssm.state_size"), "head_dim": width // heads,
+    })  # fmt: skip
+    names = ("ssm.conv_kernel", "ssm.group_count", "ssm.time_step_rank", "ssm.state_size", "head_dim")
+    return with_matrices("state_space", layers, sizes, names, conv_bias=True)
 
 
 def minicpm3(fields: Fields) -> dict[str, Any]:
@@ -319,8 +363,10 @@ def minicpm3_gguf(fields: Fields) -> dict[str, Any]:
 
 
 def granite_gguf(fields: Fields) -> dict[str, Any]:
-    """As `granite`."""
+    """As `granite`. Files of llama.cpp say by ``rope.scaling.finetuned`` whether there are positions."""
+    turns, layers = fields.flag("rope.scaling.finetuned", True), fields.whole("block_count", most=MOST_LAYERS)
     return {
+        "layers_without_rope": () if turns else tuple(range(layers)),
         "embedding_scale": fields.number("embedding_scale", 1.0),
         "residual_scale": fields.number("residual_scale", 1.0),
         "attention_scale": fields.number("attention.scale") if "attention.scale" in fields else None,

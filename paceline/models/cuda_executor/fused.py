@@ -27,7 +27,7 @@ from paceline.models.cuda_executor.kernels.ends import embedded, peaks_of, row_a
 from paceline.models.cuda_executor.kernels.entries import HeadNorms, gated, place_heads, rms_norm
 from paceline.models.cuda_executor.kernels.products import Weights, partials, product
 from paceline.models.cuda_executor.peers import Peers
-from paceline.models.cuda_executor.recurrent import FusedConvolution, FusedDelta
+from paceline.models.cuda_executor.recurrent import FusedConvolution, FusedStates
 from paceline.models.torch_executor.layers import (
     Attention,
     FeedForward,
@@ -38,7 +38,7 @@ from paceline.models.torch_executor.layers import (
     with_sinks,
 )
 from paceline.models.torch_executor.model import DecoderStack, Stage, Taps, last_taps
-from paceline.models.torch_executor.recurrent import GatedDeltaNet, ShortConvolution
+from paceline.models.torch_executor.recurrent import MatrixStates, ShortConvolution
 from paceline.models.torch_executor.split_layers import VocabularyParallelEmbedding
 from paceline.models.torch_executor.varied_layers import ExpertsBesideDense, VariedAttention, VariedLayer
 
@@ -385,8 +385,8 @@ def _fused_layer(own: Layer, peers: Peers, deterministic: bool) -> nn.Module:
         attention = FusedVariedAttention(attention)
     elif isinstance(attention, ShortConvolution):
         attention = FusedConvolution(attention)
-    elif isinstance(attention, GatedDeltaNet):
-        attention = FusedDelta(attention, _joined(_projections(attention)))
+    elif isinstance(attention, MatrixStates):
+        attention = FusedStates(attention, _joined([*attention.inputs, attention.z]))
     elif _turns_heads(attention):
         attention = FusedAttention(attention)
     feed_forward = _fused_feed_forward(own.feed_forward, peers, deterministic)
@@ -416,11 +416,6 @@ def _fused_feed_forward(own: nn.Module, peers: Peers, deterministic: bool) -> nn
             return FusedBesideDense(mixture, shared, peers, deterministic)
         return FusedExperts(mixture, shared, deterministic)
     return own
-
-
-def _projections(own: GatedDeltaNet) -> Sequence[nn.Module]:
-    """The layers that `FusedDelta` joins."""
-    return [own.delta_query, own.delta_key, own.delta_value, own.beta, own.step, own.z]
 
 
 def _turns_heads(own: nn.Module) -> TypeGuard[Attention]:

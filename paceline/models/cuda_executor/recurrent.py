@@ -17,12 +17,18 @@ from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.recurrence import Recurrence
 from paceline.models.base import Rows
 from paceline.models.cuda_executor.kernels.entries import rms_norm
-from paceline.models.cuda_executor.kernels.recurrent import MOST_TAPS, Program, convolved, delta_net
+from paceline.models.cuda_executor.kernels.recurrent import (
+    MOST_TAPS,
+    MatrixWeights,
+    Program,
+    convolved,
+    matrix_states,
+)
 from paceline.models.cuda_executor.passes import CudaKVCache
 from paceline.models.cuda_executor.staging import LARGEST, Pinned
 from paceline.models.state_book import KeepsStates, StateSteps, StateStore
 from paceline.models.torch_executor.layers import Pass
-from paceline.models.torch_executor.recurrent import GatedDeltaNet, ShortConvolution
+from paceline.models.torch_executor.recurrent import MatrixStates, ShortConvolution, StateSpace
 
 _STEPS = 4 * LARGEST
 """Steps that there is room for at first. A pass has about one for each row, and some for each of its segments."""
@@ -132,24 +138,37 @@ class FusedConvolution(nn.Module):
         return self.conv_out(after * mixed.to(x.dtype))
 
 
-class FusedDelta(nn.Module):
-    """A `GatedDeltaNet` whose rows are computed by one kernel.
+class FusedStates(nn.Module):
+    """A layer of `MatrixStates` whose rows are computed by one kernel.
 
     Args:
-        project: the linear layers of its query, key, value, beta, step and z, joined where they can be.
+        project: the linear layers of `own.inputs` and of z, joined where they can be.
     """
 
-    def __init__(self, own: GatedDeltaNet, project: nn.Module) -> None:
+    def __init__(self, own: MatrixStates, project: nn.Module) -> None:
         super().__init__()
-        self.project, self.delta_out = project, own.delta_out
+        self.project, self.state_out = project, own.state_out
         self.taps, self.step_shift, self.decay, self.norm = own.taps, own.step_shift, own.decay, own.norm
+        self.skip = own.skip if isinstance(own, StateSpace) else None
         self._sizes, self._eps = own.sizes, own.eps
+        self._ones = torch.ones(own.sizes.width // own.sizes.key_heads, device=own.norm.weight.device)
 
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
         *parts, z = self.project(x)
         program = cast(RecurrentCache, step.cache).program
-        weights = self.taps.weight, self.decay.weight, self.step_shift.bias
-        mixed = delta_net(torch.cat(parts, dim=-1), *weights, layer, program, self._sizes)
-        normed = rms_norm(mixed, self.norm.weight, self._eps, out=torch.empty_like(mixed))[1]
-        gated = normed * functional.silu(z.float()).view(normed.shape)
-        return self.delta_out(gated.flatten(1).to(x.dtype))
+        mixed = matrix_states(torch.cat(parts, dim=-1), self._weights, layer, program, self._sizes)
+        return self.state_out(self._left(mixed, functional.silu(z.float())).to(x.dtype))
+
+    @property
+    def _weights(self) -> MatrixWeights:
+        skip = None if self.skip is None else self.skip.weight
+        return MatrixWeights(self.taps.weight, self.taps.bias, self.decay.weight, self.step_shift.bias, skip)
+
+    def _left(self, mixed: Tensor, gate: Tensor) -> Tensor:
+        """See `MatrixStates.leave`; `mixed` is [M, V, v] and `gate` [M, width]."""
+        if self.skip is None:
+            normed = rms_norm(mixed, self.norm.weight, self._eps, out=torch.empty_like(mixed))[1]
+            return normed.flatten(1) * gate
+        groups = (mixed.flatten(1) * gate).view(len(mixed), self._sizes.key_heads, -1)
+        normed = rms_norm(groups, self._ones, self._eps, out=torch.empty_like(groups), begins_early=False)[1]
+        return normed.flatten(1) * self.norm.weight.float()

@@ -24,8 +24,9 @@ _LENGTH_BYTES = 8
 _LONGEST_TYPE = 16
 _LARGEST_HEADER = 100_000_000
 """The format's own limit."""
-_ALL_EXPERTS = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
-"""Names of tensors that hold all experts of a layer."""
+_ALL_EXPERTS = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?"
+                          r"|(.+\.block_sparse_moe)\.(input_linear|output_linear)\.weight")  # fmt: skip
+"""Names of tensors that hold all experts of a layer; the second form is Granite's."""
 _MOST_EXPERTS = 4096
 
 
@@ -124,6 +125,6 @@ def experts_apart(entries: Mapping[str, StoredTensor]) -> dict[str, StoredTensor
         if together is None or not entry.shape or not 1 <= entry.shape[0] <= _MOST_EXPERTS:
             found[name] = entry
             continue
-        stem, part, kind = together[1], together[2], together[3] or "weight"
+        stem, part, kind = together[1] or together[4], together[2] or together[5], together[3] or "weight"
         found |= {f"{stem}.{i}.{part}.{kind}": entry.part(i) for i in range(entry.shape[0])}
     return found

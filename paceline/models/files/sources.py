@@ -15,6 +15,7 @@ from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.families import family_of
 from paceline.models.architecture.family import GGUF_PARTS, Family
 from paceline.models.architecture.positions import rotary_dim
+from paceline.models.architecture.recurrence import Recurrence
 from paceline.models.architecture.tensor_names import each_tensor
 
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)")
@@ -102,7 +103,7 @@ def transformers_sources(config: ModelConfig, names: Container[str]) -> Iterator
         is_norm = "norm" in part and kind == "weight"
         transposed = part.startswith(family.transposed) and kind == "weight" and len(shape) == 2
         whole = (place.rows, *shape[1:])
-        if part in _CONVOLUTIONS:
+        if part in _CONVOLUTIONS and kind == "weight":
             whole = (shape[0], 1, shape[1])
         yield name, Source(
             theirs, whole[::-1] if transposed else whole, shape, place.first, transposed,
@@ -139,6 +140,8 @@ def gguf_sources(config: ModelConfig, has_tensor: Callable[[str], bool]) -> Iter
         place = places.of(part, shape[0])
         whole = (shape[1],) if part == "mlp.shared_expert_gate" else (place.rows, *shape[1:])
         stem = names.get(f"{part}.{kind}") or f"{names.get(place.part, place.part)}.{kind}"
+        if config.recurrence and config.recurrence.kind == "state_space":
+            whole = _of_state_space(config.recurrence, part, whole)
         is_transposed = place.part == "self_attn.k_b_proj"
         if place.part in ("self_attn.k_b_proj", "self_attn.v_b_proj"):  # a matrix for each head
             own = (shape[0] // config.num_attention_heads, shape[1])
@@ -149,6 +152,14 @@ def gguf_sources(config: ModelConfig, has_tensor: Callable[[str], bool]) -> Iter
             turned=rotary_dim(config), every=place.every, run=place.run, turns_last=family.latent,
             in_halves=family.latent and not family.interleaved, log_of_negative=part == "linear_attn.A_log",
         )  # fmt: skip
+
+
+def _of_state_space(recurrence: Recurrence, part: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """GGUF's shape of a part of a state space layer: numbers of heads lie in columns, norms of groups in rows."""
+    if part in ("linear_attn.A_log", "linear_attn.D"):
+        return (*shape, 1)
+    groups = recurrence.key_heads
+    return (groups, shape[0] // groups) if part == "linear_attn.norm" and groups > 1 else shape
 
 
 def check_complete(sources: Iterator[tuple[str, Source]], found: Mapping[str, tuple[int, ...]],
@@ -234,33 +245,37 @@ class _Places:
         self, config: ModelConfig, stacked: Mapping[str, tuple[str, ...]],
         woven: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:  # fmt: skip
-        query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-        inner = config.intermediate_size
-        rows = {"q_proj": query, "k_proj": key, "v_proj": key, "gate_proj": inner, "up_proj": inner, "g_proj": query}
-        if config.latent:
-            heads, own = config.num_attention_heads, config.latent
-            rows |= {"k_b_proj": heads * own.qk_nope_head_dim, "v_b_proj": heads * own.v_head_dim}
+        rows = _rows_of_parts(config)
         turns_of = {"self_attn": config.num_attention_heads}
         if config.recurrence:
-            delta, width = config.recurrence, config.recurrence.value_heads * config.recurrence.value_dim
-            keys, turns_of["linear_attn"] = delta.key_heads * delta.key_dim, delta.key_heads
-            rows |= {"in_proj_q": keys, "in_proj_k": keys, "in_proj_v": width, "in_proj_z": width}
-            rows |= {"in_proj_b": delta.value_heads, "in_proj_a": delta.value_heads}
+            turns_of["linear_attn"] = config.recurrence.key_heads
         self._of: dict[str, _Place] = {}
         for theirs, parts in stacked.items():
-            sizes = [rows[part.rsplit(".", 1)[1]] for part in parts]
-            for i, part in enumerate(parts):
+            held = [part for part in parts if part in rows]
+            sizes = [rows[part] for part in held]
+            for i, part in enumerate(held):
                 self._of[part] = _Place(theirs, sum(sizes), sum(sizes[:i]))
         for theirs, parts in (woven or {}).items():
-            sizes = [rows[part.rsplit(".", 1)[1]] for part in parts]
-            turns = turns_of.get(parts[0].split(".")[0], sizes[0])
+            held = [part for part in parts if part in rows]
+            sizes = [rows[part] for part in held]
+            turns = turns_of.get(parts[0].split(".")[0], sizes[0] if sizes else 0)
             runs = [size // turns for size in sizes]
-            for i, part in enumerate(parts):
+            for i, part in enumerate(held):
                 self._of[part] = _Place(theirs, sum(sizes), sum(runs[:i]), sum(runs), runs[i])
 
     def of(self, part: str, rows: int) -> _Place:
         """Where `part` of so many `rows` is."""
         return self._of.get(part, _Place(part, rows))
+
+
+def _rows_of_parts(config: ModelConfig) -> dict[str, int]:
+    """Rows of each part that the model has, in the first layer that has it; ``mlp.experts.*`` of one expert."""
+    rows: dict[str, int] = {}
+    for name, shape in each_tensor(config):
+        _, part, _ = _taken_apart(name)
+        expert = _EXPERT.fullmatch(part)
+        rows.setdefault(f"mlp.experts.{expert[2]}" if expert else part, shape[0])
+    return rows
 
 
 def _taken_apart(name: str) -> tuple[int | None, str, str]:

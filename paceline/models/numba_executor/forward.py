@@ -70,9 +70,10 @@ from paceline.models.numba_executor.recurrent import (
     RecurrentShape,
     RecurrentWeights,
     States,
+    norm_groups,
     project_gates,
     run_states,
-)  # fmt: skip
+)
 from paceline.models.numba_executor.reference import refer, stored
 from paceline.models.numba_executor.rowwise import layer_norm_row, norm_row, rotate
 from paceline.models.numba_executor.team import barrier, share, take
@@ -485,6 +486,9 @@ def _run_recurrent(w, phase, place, met, thread, num_threads, num_rows, shape, e
     )  # fmt: skip
     met = barrier_before(counters, met, thread, num_threads, w.out, place, hidden, r.width, 1)
     run_states(phase + 3, place, thread, shape, eps, w, states, scratch)
+    if r.groups > 0:
+        met = barrier(counters, met, num_threads)
+        norm_groups(place, thread, num_threads, num_rows, r, eps, w, scratch)
     met = barrier_before(counters, met, thread, num_threads, w.out, place, hidden, r.width, 1)
     product(
         counters, phase + 4, thread, num_threads, scratch.mixed, num_rows, r.width, w.out, w.out_scales,

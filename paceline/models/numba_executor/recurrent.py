@@ -1,7 +1,7 @@
 """Layers with a state in place of attention: what is between their two products.
 
 The forms are those of `architecture/recurrence.py`; the steps of a pass are those of `models/state_book.py`. A thread
-takes some channels of a segment (short convolutions) or one of its value heads (gated delta nets) through all steps, so
+takes some channels of a segment (short convolutions) or one of its value heads (matrices) through all steps, so
 that the state stays in the thread's cache. Rows are applied one after another in the order of their text: a row's
 result does not depend on what shares its pass. Not for the products (`forward.py`).
 """
@@ -37,7 +37,9 @@ class RecurrentShape(NamedTuple):
 
     Attributes:
         layers: their number. columns: of the first product, in whole panels. width: columns of the input of the second.
-        gates: numbers of a row from which beta and g are computed.
+        gates: numbers of a row from which beta and g are computed. adds: see `_add`; else `_correct`.
+        query_at, key_at, value_at: first channels. groups: parts of a row's output that are normed, each by itself,
+            after all value heads; 0 where each head norms its own.
     """
 
     layers: int = 0
@@ -53,14 +55,20 @@ class RecurrentShape(NamedTuple):
     tiled: bool = False
     inputs: int = 0
     state_size: int = 0
+    adds: bool = False
+    query_at: int = 0
+    key_at: int = 0
+    value_at: int = 0
+    groups: int = 0
 
 
 class RecurrentWeights(NamedTuple):
-    """Weights of recurrent layers, flat over these layers; empty without such layers or, but for the first five, in
+    """Weights of recurrent layers, flat over these layers; empty without such layers or, but for the first six, in
     short convolutions.
 
-    `project` stacks the rows of the first product (query, key, value, z; or B, C, u), `gates` [2 value_heads, hidden]
-    those of beta and g. `taps` [kernel, channels], the row's own last. `decay` [value_heads] is -e^A_log.
+    `project` stacks the rows of the first product (query, key, value, z; or B, C, u), `gates` [gates, hidden] those of
+    beta and g. `taps` [kernel, channels], the row's own last, and `bias` [channels]. `decay` [value_heads] is -e^A_log.
+    `skip` [value_heads] is state spaces' D.
     """
 
     project: np.ndarray
@@ -68,10 +76,12 @@ class RecurrentWeights(NamedTuple):
     out: np.ndarray
     out_scales: np.ndarray
     taps: np.ndarray
+    bias: np.ndarray
     gates: np.ndarray
     step_shift: np.ndarray
     decay: np.ndarray
     norm: np.ndarray
+    skip: np.ndarray
 
 
 class States(NamedTuple):
@@ -96,19 +106,22 @@ def recurrent_shape(recurrence: Recurrence | None) -> RecurrentShape:
     if recurrence is None:
         return RecurrentShape()
     remedy = 'run it with executor="torch" (needs paceline[torch])'
+    has_matrices, adds = recurrence.has_matrices, recurrence.kind == "state_space"
+    names = ("mamba_d_head", "mamba_d_state") if adds else ("linear_value_head_dim", "linear_key_head_dim")
     sizes = (
-        ("linear_value_head_dim", recurrence.value_dim, _PAIR), ("linear_key_head_dim", recurrence.key_dim, v.LANES),
-        ("channels", recurrence.channels, PANEL if recurrence.is_delta else CHANNELS_AT_ONCE),
+        (names[0], recurrence.value_dim, _PAIR), (names[1], recurrence.key_dim, v.LANES),
+        ("channels", recurrence.channels, PANEL if has_matrices else CHANNELS_AT_ONCE),
     )  # fmt: skip
     for name, value, size in sizes:
         if value % size:
             raise UnsupportedModel(f"{name}: {value} is not a multiple of {size}; {remedy}")
-    width = recurrence.value_heads * recurrence.value_dim if recurrence.is_delta else recurrence.channels
-    columns = recurrence.channels + width if recurrence.is_delta else 3 * recurrence.channels
+    width = recurrence.width
+    columns = recurrence.channels + width if has_matrices else 3 * recurrence.channels
+    first = [recurrence.first_channel(part) if has_matrices else 0 for part in "qkv"]
     return RecurrentShape(
-        len(recurrence.layers), columns, width, 2 * recurrence.value_heads, recurrence.kernel,
+        len(recurrence.layers), columns, width, recurrence.gates, recurrence.kernel,
         recurrence.channels, recurrence.key_heads, recurrence.value_heads, recurrence.key_dim, recurrence.value_dim,
-        recurrence.tiled, recurrence.inputs, recurrence.state_size,
+        recurrence.tiled, recurrence.inputs, recurrence.state_size, adds, *first, recurrence.key_heads if adds else 0,
     )  # fmt: skip
 
 
@@ -170,8 +183,7 @@ def _run_channels(segment, part, layer, thread, r, weights, states, scratch):
             for j in range(0, size, v.LANES):
                 v.store(cell, own + j, v.mul(v.load(mix, row + j), v.load(mix, row + 2 * r.channels + j)))
             if kind != AGAIN:
-                taps = layer * r.kernel * r.channels + channel
-                _convolve(cell, 0, size, size, r.kernel, weights.taps, taps, r.channels, cell, result)
+                _convolve(cell, 0, size, size, layer, channel, r, weights, cell, result)
                 for j in range(0, size, v.LANES):
                     gated = v.mul(v.load(cell, result + j), v.load(mix, row + r.channels + j))
                     v.store(cell, result + j, gated)
@@ -199,12 +211,14 @@ def _save_inputs(kept, state, before, channels, channel, cell, start, stride, si
 
 
 @kernel
-def _convolve(cell, start, stride, size, taps_count, taps, taps_start, channels, out, out_start):
-    """out = the sum of the last inputs and the row's own times their taps."""
+def _convolve(cell, start, stride, size, layer, channel, r, weights, out, out_start):
+    """out = the bias, and the sum of the last inputs and the row's own times their taps."""
+    first = layer * r.kernel * r.channels + channel
     for j in range(0, size, v.LANES):
-        total = v.mul(v.load(cell, start + j), v.load(taps, taps_start + j))
-        for t in range(1, taps_count):
-            total = v.fma(v.load(cell, start + t * stride + j), v.load(taps, taps_start + t * channels + j), total)
+        total = v.load(weights.bias, layer * r.channels + channel + j)
+        for t in range(r.kernel):
+            taps = v.load(weights.taps, first + t * r.channels + j)
+            total = v.fma(v.load(cell, start + t * stride + j), taps, total)
         v.store(out, out_start + j, total)
 
 
@@ -219,7 +233,7 @@ def _key_head(head, r):
 
 @kernel
 def _run_head(segment, head, layer, thread, shape, eps, weights, states, scratch):
-    """One value head of a gated delta net through the steps of a segment.
+    """One value head through the steps of a segment.
 
     The thread's cell holds, for the query, key and value of the head: the last inputs and the row's own [kernel, span],
     what the convolution gives [span], the matrix [key_dim, value_dim], and the output [value_dim].
@@ -230,8 +244,8 @@ def _run_head(segment, head, layer, thread, shape, eps, weights, states, scratch
     own, result = before * span, r.kernel * span
     matrix = result + span
     key_head, is_first = _key_head(head, r)
-    query_at, key_at = key_head * keys, (r.key_heads + key_head) * keys
-    value_at = 2 * r.key_heads * keys + head * values
+    query_at, key_at = r.query_at + key_head * keys, r.key_at + key_head * keys
+    value_at, step_at = r.value_at + head * values, r.gates - r.value_heads + head
     memory = before * r.channels + head * keys * values
     for i in range(states.starts[segment], states.starts[segment + 1]):
         kind, first, second = states.steps[i, 0], states.steps[i, 1], states.steps[i, 2]
@@ -256,7 +270,7 @@ def _run_head(segment, head, layer, thread, shape, eps, weights, states, scratch
         copy_numbers(source, row + query_at, cell, own, keys)
         copy_numbers(source, row + key_at, cell, own + keys, keys)
         copy_numbers(source, row + value_at, cell, own + 2 * keys, values)
-        beta, step = gates[gate + head], gates[gate + r.value_heads + head]
+        beta, step = gates[gate + head], gates[gate + step_at]
         if second >= 0 and kind != REPEAT and kind != AGAIN:
             kept = (second * r.layers + layer) * r.inputs
             if is_first:
@@ -264,25 +278,29 @@ def _run_head(segment, head, layer, thread, shape, eps, weights, states, scratch
                 copy_numbers(cell, own + keys, states.inputs, kept + key_at, keys)
             copy_numbers(cell, own + 2 * keys, states.inputs, kept + value_at, values)
             states.inputs[kept + r.channels + head] = beta
-            states.inputs[kept + r.channels + r.value_heads + head] = step
-        taps = layer * r.kernel * r.channels
-        _convolve(cell, 0, span, keys, r.kernel, weights.taps, taps + query_at, r.channels, cell, result)
-        _convolve(cell, keys, span, keys, r.kernel, weights.taps, taps + key_at, r.channels, cell, result + keys)
-        _convolve(
-            cell, 2 * keys, span, values, r.kernel, weights.taps, taps + value_at, r.channels, cell, result + 2 * keys
-        )  # fmt: skip
+            states.inputs[kept + r.channels + step_at] = step
+        _convolve(cell, 0, span, keys, layer, query_at, r, weights, cell, result)
+        _convolve(cell, keys, span, keys, layer, key_at, r, weights, cell, result + keys)
+        _convolve(cell, 2 * keys, span, values, layer, value_at, r, weights, cell, result + 2 * keys)
         _activate(cell, result, span)
-        _to_unit(cell, result, keys, _ONE / np.sqrt(np.float32(keys)))
-        _to_unit(cell, result + keys, keys, _ONE)
-        gain = np.exp(weights.decay[layer * r.value_heads + head] * _softplus(
-            step + weights.step_shift[layer * r.value_heads + head]
-        ))  # fmt: skip
-        _update(cell, result, matrix, keys, values, gain, _ONE / (_ONE + np.exp(-beta)))
+        own_head = layer * r.value_heads + head
+        step = _softplus(step + weights.step_shift[own_head])
+        gain = np.exp(weights.decay[own_head] * step)
+        if r.adds:
+            _add(cell, result, matrix, keys, values, gain, step, weights.skip[own_head])
+        else:
+            _to_unit(cell, result, keys, _ONE / np.sqrt(np.float32(keys)))
+            _to_unit(cell, result + keys, keys, _ONE)
+            _correct(cell, result, matrix, keys, values, gain, _ONE / (_ONE + np.exp(-beta)))
         if kind != REPEAT and kind != AGAIN:
-            out = matrix + keys * values
-            norm_row(cell, out, weights.norm, layer * values, values, eps, cell, out)
-            _gate(cell, out, mix, row + r.channels + head * values, values)
-            put(scratch.mixed, first, r.width, head * values, cell, out, values)
+            out, z = matrix + keys * values, row + r.channels + head * values
+            if r.groups > 0:
+                _gate(cell, out, mix, z, values)
+                copy_numbers(cell, out, mix, z, values)  # for `norm_groups`
+            else:
+                norm_row(cell, out, weights.norm, layer * values, values, eps, cell, out)
+                _gate(cell, out, mix, z, values)
+                put(scratch.mixed, first, r.width, head * values, cell, out, values)
         copy_numbers(cell, span, cell, 0, before * span)  # each input is one further back
 
 
@@ -324,7 +342,7 @@ def _to_unit(x, start, size, length):
 
 
 @kernel
-def _update(cell, vectors, matrix, keys, values, gain, beta):
+def _correct(cell, vectors, matrix, keys, values, gain, beta):
     """S <- gain S + k (beta (v - gain S^T k))^T, and S^T q after the matrix; 32 columns at a time stay in the cache."""
     query, key, value, out = vectors, vectors + keys, vectors + 2 * keys, matrix + keys * values
     decay, share, zero = v.splat(gain), v.splat(beta), v.splat(np.float32(0))
@@ -349,8 +367,39 @@ def _update(cell, vectors, matrix, keys, values, gain, beta):
         v.store(cell, out + column + v.LANES, second)
 
 
+@kernel
+def _add(cell, vectors, matrix, keys, values, gain, step, skip):
+    """S <- gain S + k (step v)^T, and S^T q + skip v after the matrix."""
+    query, key, value, out = vectors, vectors + keys, vectors + 2 * keys, matrix + keys * values
+    decay = v.splat(gain)
+    for column in range(0, values, _PAIR):
+        low, high = v.load(cell, value + column), v.load(cell, value + column + v.LANES)
+        first, second = v.mul(low, v.splat(skip)), v.mul(high, v.splat(skip))
+        low, high = v.mul(low, v.splat(step)), v.mul(high, v.splat(step))
+        for i in range(keys):
+            at, k, q = matrix + i * values + column, v.splat(cell[key + i]), v.splat(cell[query + i])
+            a = v.fma(k, low, v.mul(v.load(cell, at), decay))
+            b = v.fma(k, high, v.mul(v.load(cell, at + v.LANES), decay))
+            v.store(cell, at, a)
+            v.store(cell, at + v.LANES, b)
+            first, second = v.fma(a, q, first), v.fma(b, q, second)
+        v.store(cell, out + column, first)
+        v.store(cell, out + column + v.LANES, second)
+
+
+@kernel
+def norm_groups(layer, thread, num_threads, num_rows, r, eps, weights, scratch):
+    """`scratch.mixed` from the gated outputs of all value heads, which are in the place of z."""
+    size = r.width // r.groups
+    for at in range(thread, num_rows * r.groups, num_threads):
+        row, group = divmod(at, r.groups)
+        start = row * r.columns + r.channels + group * size
+        norm_row(scratch.mix, start, weights.norm, layer * r.width + group * size, size, eps, scratch.mix, start)
+        put(scratch.mixed, row, r.width, group * size, scratch.mix, start, size)
+
+
 def recurrent_tensors(recurrence: Recurrence | None) -> tuple[Any, ...]:
     """Names of the tensors that a recurrent layer's two products are stacked from: (first, second)."""
-    if recurrence is None or not recurrence.is_delta:
+    if recurrence is None or not recurrence.has_matrices:
         return ("conv.in_proj",), ("conv.out_proj",)
-    return tuple(f"linear_attn.in_proj_{part}" for part in "qkvz"), ("linear_attn.out_proj",)
+    return tuple(f"linear_attn.in_proj_{part}" for part in f"{recurrence.order}z"), ("linear_attn.out_proj",)

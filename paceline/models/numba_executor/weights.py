@@ -455,14 +455,18 @@ def _recurrent_vectors(checkpoint: Checkpoint, recurrence: Recurrence) -> Iterat
     def each(part: str) -> list[np.ndarray]:
         return [checkpoint.tensor(layer + part) for layer in layers]
 
-    taps = each("linear_attn.conv1d.weight" if recurrence.is_delta else "conv.conv.weight")
-    yield "taps", _flat([np.ascontiguousarray(one.T) for one in taps])
-    if recurrence.is_delta:
-        gates = zip(each("linear_attn.in_proj_b.weight"), each("linear_attn.in_proj_a.weight"), strict=True)
-        yield "gates", _flat([np.concatenate(pair) for pair in gates])
+    convolution = "linear_attn.conv1d" if recurrence.has_matrices else "conv.conv"
+    yield "taps", _flat([np.ascontiguousarray(one.T) for one in each(f"{convolution}.weight")])
+    none = np.zeros(len(layers) * recurrence.channels, np.float32)
+    yield "bias", _flat(each(f"{convolution}.bias")) if recurrence.conv_bias else none
+    if recurrence.has_matrices:
+        is_delta = recurrence.kind == "gated_delta_net"
+        gates = [each(f"linear_attn.in_proj_{part}.weight") for part in ("ba" if is_delta else "a")]
+        yield "gates", _flat([np.concatenate(parts) for parts in zip(*gates, strict=True)])
         yield "step_shift", _flat(each("linear_attn.dt.bias"))
         yield "decay", _flat([-np.exp(one) for one in each("linear_attn.A_log.weight")])
         yield "norm", _flat(each("linear_attn.norm.weight"))
+        yield "skip", _flat([] if is_delta else each("linear_attn.D.weight"))
 
 
 _NORMS = {

@@ -19,7 +19,7 @@ from paceline.models.architecture.positions import NO_TABLE, rope_table_of
 from paceline.models.state_book import StateSteps
 from paceline.models.torch_executor.attention import Attends, AttentionForm
 from paceline.models.torch_executor.cache import TorchKVCache
-from paceline.models.torch_executor.recurrent import GatedDeltaNet, ShortConvolution
+from paceline.models.torch_executor.recurrent import GatedDeltaNet, MatrixStates, ShortConvolution, StateSpace
 from paceline.models.torch_executor.split_layers import RowParallelLinear, Sum, alone
 
 
@@ -182,13 +182,16 @@ def _query_key_norm(config: ModelConfig, heads: int) -> nn.Module:
     return RMSNorm(config.head_dim * (heads if config.qk_norm_over == "all" else 1), config.norm_eps)
 
 
+_RECURRENT = {"short_convolution": ShortConvolution, "gated_delta_net": GatedDeltaNet, "state_space": StateSpace}
+
+
 def make_attention(
     config: ModelConfig, number: int, total: Sum = alone
-) -> Attention | LatentAttention | ShortConvolution | GatedDeltaNet:
+) -> Attention | LatentAttention | ShortConvolution | MatrixStates:
     """What layer `number` has before its feed-forward: attention, or a state."""
     recurrence = config.recurrence
     if recurrence is not None and number in recurrence.layers:
-        return (GatedDeltaNet if recurrence.is_delta else ShortConvolution)(config, recurrence)
+        return _RECURRENT[recurrence.kind](config, recurrence)
     return LatentAttention(config, config.latent, number, total) if config.latent else Attention(config, number, total)
 
 

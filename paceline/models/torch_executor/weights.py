@@ -26,12 +26,12 @@ _NAMES = {
     "attention.value_b": "self_attn.v_b_proj",
     "attention.gate": "self_attn.g_proj",
     "attention.conv_in": "conv.in_proj", "attention.conv_taps": "conv.conv", "attention.conv_out": "conv.out_proj",
-    "attention.delta_query": "linear_attn.in_proj_q", "attention.delta_key": "linear_attn.in_proj_k",
-    "attention.delta_value": "linear_attn.in_proj_v", "attention.z": "linear_attn.in_proj_z",
+    "attention.state_query": "linear_attn.in_proj_q", "attention.state_key": "linear_attn.in_proj_k",
+    "attention.state_value": "linear_attn.in_proj_v", "attention.z": "linear_attn.in_proj_z",
     "attention.beta": "linear_attn.in_proj_b", "attention.step": "linear_attn.in_proj_a",
     "attention.taps": "linear_attn.conv1d", "attention.step_shift": "linear_attn.dt",
     "attention.decay": "linear_attn.A_log", "attention.norm": "linear_attn.norm",
-    "attention.delta_out": "linear_attn.out_proj",
+    "attention.state_out": "linear_attn.out_proj", "attention.skip": "linear_attn.D",
 }  # fmt: skip
 _FEED_FORWARD = {
     "router": "gate", "selection": "gate.e_score_correction", "shared_gate": "shared_expert_gate",

@@ -82,16 +82,18 @@ def kernels(kind: str, bytes_each: int, waits: bool, key_bytes: int = attention.
         "PARTS": 4, "HAS_BIAS": True, "HEADS": 12, "KEY_HEADS": 2, "HEAD_DIM": 128, "ROTARY": 128,
         "HAS_NORM": True, "NORMS_VALUES": True, "BLOCK_D": 128,
     } | waiting, two  # fmt: skip
-    program = {"rows": f"*{kind}", "taps": f"*{kind}", "decay": f"*{kind}", "shift": f"*{kind}", "out": "*fp32"}
+    program = dict.fromkeys(("rows", "taps", "bias", "decay", "shift", "skip"), f"*{kind}") | {"out": "*fp32"}
     program |= {"starts": "*i32", "steps": "*i32", "states": "*fp32", "kept": "*fp32"} | dict.fromkeys(
         ("row_stride", "layer"), "i32"
     )  # fmt: skip
     sizes = {"LAYERS": 18, "KERNEL": 4, "STATE": 3 * 6144 + 16 * 128 * 128, "INPUTS": 6144 + 32} | waiting
     yield recurrent._run_convolution, program, sizes | {"CHANNELS": 2048, "BLOCK": recurrent._CHANNELS}, {}
-    yield recurrent._run_delta, program, sizes | {
-        "KEY_HEADS": 16, "VALUE_HEADS": 16, "KEY_DIM": 128, "VALUE_DIM": 128, "TILED": waits, "BLOCK_K": 128,
-        "BLOCK_V": recurrent._COLUMNS,
-    }, {}  # fmt: skip
+    for adds in (False, True):
+        yield recurrent._run_matrix, program, sizes | {
+            "KEY_HEADS": 16, "VALUE_HEADS": 16, "KEY_DIM": 128, "VALUE_DIM": 128, "TILED": waits, "BLOCK_K": 128,
+            "BLOCK_V": recurrent._COLUMNS, "QUERY_AT": 0, "KEY_AT": 2048, "VALUE_AT": 4096, "GATES": 16 * (2 - adds),
+            "ADDS": adds, "HAS_BIAS": adds,
+        }, {}  # fmt: skip
     race = {
         "logits": "*fp32",
         "peaks": "*fp64",

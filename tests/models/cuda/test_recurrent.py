@@ -27,13 +27,19 @@ from tests.fakes import ByteTokenizer, RandomCheckpoint, mixture_config, run_to_
 from .batches import TREE, tokens_of  # noqa: E402
 
 LAYERS = {"num_hidden_layers": 2, "head_dim": 16, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 48}
-DELTAS = Recurrence((0,), 4, 2 * 12 + 2 * 24, key_heads=1, value_heads=2, key_dim=12, value_dim=24)
-TILED = Recurrence((0,), 4, 2 * 2 * 12 + 4 * 8, key_heads=2, value_heads=4, key_dim=12, value_dim=8, tiled=True)
+DELTAS = Recurrence("gated_delta_net", (0,), 4, 2 * 12 + 2 * 24, key_heads=1, value_heads=2, key_dim=12, value_dim=24)
+TILED = Recurrence(
+    "gated_delta_net", (0,), 4, 2 * 2 * 12 + 4 * 8, key_heads=2, value_heads=4, key_dim=12, value_dim=8, tiled=True
+)
+SPACES = Recurrence(
+    "state_space", (0,), 4, 4 * 24 + 2 * 2 * 12, key_heads=2, value_heads=4, key_dim=12, value_dim=24, conv_bias=True
+)
 CONFIGS = {
-    "convolutions": small_config(**LAYERS, recurrence=Recurrence((0,), kernel=3, channels=32)),
-    "short": small_config(**LAYERS, recurrence=Recurrence((1,), kernel=2, channels=32)),
+    "convolutions": small_config(**LAYERS, recurrence=Recurrence("short_convolution", (0,), kernel=3, channels=32)),
+    "short": small_config(**LAYERS, recurrence=Recurrence("short_convolution", (1,), kernel=2, channels=32)),
     "deltas": small_config(**LAYERS, recurrence=DELTAS, attention_gate=True),
     "tiled": small_config(**LAYERS, recurrence=TILED, attention_gate=True, qk_norm=True),
+    "spaces": small_config(**LAYERS, recurrence=SPACES, residual_scale=0.4),
     "experts": mixture_config(**LAYERS, recurrence=DELTAS, attention_gate=True),
 }
 
@@ -85,7 +91,7 @@ def test_chunks_drafts_and_what_follows_them(checkpoint):
         both(Part(pages, at, text[at : at + 1]))
 
 
-@pytest.mark.parametrize("name", ["short", "deltas"])
+@pytest.mark.parametrize("name", ["short", "deltas", "spaces"])
 def test_a_row_is_the_same_alone_in_chunks_and_after_drafts(name):
     both, text = Both(RandomCheckpoint(CONFIGS[name]), deterministic=True), tokens_of(15)
     whole = both(Part((0, 1), 0, text))
@@ -126,7 +132,7 @@ def last_program_first(monkeypatch):
     monkeypatch.setattr(kind, "set_grid_idx", index)
 
 
-@pytest.mark.parametrize("name", ["deltas", "tiled", "convolutions"])
+@pytest.mark.parametrize("name", ["deltas", "tiled", "convolutions", "spaces"])
 def test_branches_load_what_their_own_program_saved(name, last_program_first):
     """The state after a tree's root is saved, and loaded for each branch, in one pass."""
     both, text = Both(RandomCheckpoint(CONFIGS[name])), tokens_of(10)
@@ -187,7 +193,7 @@ def test_room_grows_and_graphs_follow(monkeypatch):
 def test_kernels_that_are_missing_are_told():
     with pytest.raises(UnsupportedModel, match="Triton"):
         CudaModel(RandomCheckpoint(CONFIGS["deltas"]), "cpu", "float32", attention="sdpa")
-    longer = small_config(**LAYERS, recurrence=Recurrence((0,), kernel=5, channels=32))
+    longer = small_config(**LAYERS, recurrence=Recurrence("short_convolution", (0,), kernel=5, channels=32))
     with pytest.raises(UnsupportedModel, match="5 inputs"):
         CudaModel(RandomCheckpoint(longer), "cpu", "float32", attention="triton")
 

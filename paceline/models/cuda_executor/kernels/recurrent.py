@@ -1,9 +1,9 @@
 """Layers with a state in place of attention: the steps of a pass (`models/state_book.py`) in one Triton kernel a layer.
 
 A program takes some channels of a segment (short convolutions), or some columns of the matrix of one of its value heads
-(gated delta nets), through all steps of the segment, one row after another, with the state in registers. So a row's
-result does not depend on what shares its pass. The reference is `torch_executor/recurrent.py`; everything is computed
-in float32.
+(gated delta nets, state spaces), through all steps of the segment, one row after another, with the state in registers.
+So a row's result does not depend on what shares its pass. The reference is `torch_executor/recurrent.py`; everything is
+computed in float32.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -47,6 +47,15 @@ def _taps(taps, channel, inside, KERNEL: tl.constexpr):
     if KERNEL > 1:
         third = tl.load(at - 2, mask=inside, other=0.0).to(tl.float32)
     return first, second, third, last
+
+
+@triton.jit
+def _bias(bias, channel, inside, EXISTS: tl.constexpr):
+    """The biases of channels, 0 where there are none."""
+    found = tl.zeros_like(channel).to(tl.float32)
+    if EXISTS:
+        found = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    return found
 
 
 @triton.jit
@@ -119,7 +128,7 @@ def _run_convolution(
             x0, x1, x2 = _before(states + place * STATE, channel, inside, first >= 0, x0, CHANNELS, KERNEL)
         elif kind == _SAVE:
             _keep(states + place * STATE, channel, inside, x0, x1, x2, CHANNELS, KERNEL)
-            tl.debug_barrier()  # see `_run_delta`
+            tl.debug_barrier()  # see `_run_matrix`
         else:
             of_row, of_kept = rows + first.to(tl.int64) * row_stride, kept + place * INPUTS
             x3 = _input(of_row, of_kept, kind == _REPEAT, channel, inside)
@@ -138,13 +147,15 @@ def _silu(x):
 
 
 @triton.jit(do_not_specialize=["layer"])
-def _run_delta(
-    rows, starts, steps, states, kept, taps, decay, shift, out, row_stride, layer,
+def _run_matrix(
+    rows, starts, steps, states, kept, taps, bias, decay, shift, skip, out, row_stride, layer,
     LAYERS: tl.constexpr, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr, TILED: tl.constexpr, KERNEL: tl.constexpr, STATE: tl.constexpr, INPUTS: tl.constexpr,
+    VALUE_DIM: tl.constexpr, QUERY_AT: tl.constexpr, KEY_AT: tl.constexpr, VALUE_AT: tl.constexpr,
+    GATES: tl.constexpr, ADDS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    TILED: tl.constexpr, KERNEL: tl.constexpr, STATE: tl.constexpr, INPUTS: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, WAITS: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of the matrix of one value head through the steps of a segment.
+    """Some columns of the matrix of one value head through the steps of a segment; a state space's if `ADDS`.
 
     Heads that share a key, and pieces of a matrix, each compute what they share, and each write it to states, which
     they may read again in this pass. To kept inputs, which only later passes read, one of them does.
@@ -152,8 +163,7 @@ def _run_delta(
     segment, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     let_next_begin(WAITS)
     begin, end = tl.load(starts + segment), tl.load(starts + segment + 1)
-    KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
-    CHANNELS: tl.constexpr = 2 * KEYS + VALUE_HEADS * VALUE_DIM
+    CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
     SHARING: tl.constexpr = VALUE_HEADS // KEY_HEADS
     is_first = piece == 0
     if TILED:
@@ -164,13 +174,16 @@ def _run_delta(
         writes_keys = is_first & (head % SHARING == 0)
     dim, column = tl.arange(0, BLOCK_K), piece * BLOCK_V + tl.arange(0, BLOCK_V)
     in_key, in_value = dim < KEY_DIM, column < VALUE_DIM
-    query_at, value_at = key_head * KEY_DIM + dim, 2 * KEYS + head * VALUE_DIM + column
-    key_at, beta_at = KEYS + query_at, CHANNELS + head
+    query_at, key_at = QUERY_AT + key_head * KEY_DIM + dim, KEY_AT + key_head * KEY_DIM + dim
+    value_at, beta_at = VALUE_AT + head * VALUE_DIM + column, CHANNELS + head
+    step_at = beta_at + GATES - VALUE_HEADS
     matrix_at = (KERNEL - 1) * CHANNELS + (head * KEY_DIM + dim[:, None]) * VALUE_DIM + column[None, :]
     in_matrix = in_key[:, None] & in_value[None, :]
     qw0, qw1, qw2, qw3 = _taps(taps, query_at, in_key, KERNEL)
     kw0, kw1, kw2, kw3 = _taps(taps, key_at, in_key, KERNEL)
     vw0, vw1, vw2, vw3 = _taps(taps, value_at, in_value, KERNEL)
+    qb, kb = _bias(bias, query_at, in_key, HAS_BIAS), _bias(bias, key_at, in_key, HAS_BIAS)
+    vb = _bias(bias, value_at, in_value, HAS_BIAS)
     rate, moved = -tl.exp(tl.load(decay + head).to(tl.float32)), tl.load(shift + head).to(tl.float32)
     wait_for_inputs(WAITS)
     q0 = tl.zeros([BLOCK_K], tl.float32)
@@ -201,19 +214,24 @@ def _run_delta(
             k3 = _input(of_row, of_kept, again, key_at, in_key)
             v3 = _input(of_row, of_kept, again, value_at, in_value)
             beta = _number(of_row, of_kept, again, beta_at)
-            delta = _number(of_row, of_kept, again, beta_at + VALUE_HEADS)
-            query = _silu(q0 * qw0 + q1 * qw1 + q2 * qw2 + q3 * qw3)
-            key = _silu(k0 * kw0 + k1 * kw1 + k2 * kw2 + k3 * kw3)
-            value = _silu(v0 * vw0 + v1 * vw1 + v2 * vw2 + v3 * vw3)
-            query *= tl.rsqrt(tl.sum(query * query, axis=0) + _EPSILON) * (KEY_DIM**-0.5)
-            key *= tl.rsqrt(tl.sum(key * key, axis=0) + _EPSILON)
+            delta = _number(of_row, of_kept, again, step_at)
+            query = _silu(q0 * qw0 + q1 * qw1 + q2 * qw2 + q3 * qw3 + qb)
+            key = _silu(k0 * kw0 + k1 * kw1 + k2 * kw2 + k3 * kw3 + kb)
+            value = _silu(v0 * vw0 + v1 * vw1 + v2 * vw2 + v3 * vw3 + vb)
             x = delta + moved
             softplus = tl.where(x > _LINEAR_FROM, x, tl.log(1.0 + tl.exp(tl.minimum(x, _LINEAR_FROM))))
             matrix *= tl.exp(rate * softplus)
-            change = (value - tl.sum(matrix * key[:, None], axis=0)) * tl.sigmoid(beta)
+            if ADDS:
+                change = value * softplus
+            else:
+                query *= tl.rsqrt(tl.sum(query * query, axis=0) + _EPSILON) * (KEY_DIM**-0.5)
+                key *= tl.rsqrt(tl.sum(key * key, axis=0) + _EPSILON)
+                change = (value - tl.sum(matrix * key[:, None], axis=0)) * tl.sigmoid(beta)
             matrix += key[:, None] * change[None, :]
             if kind == _ROW:
                 found = tl.sum(matrix * query[:, None], axis=0)
+                if ADDS:
+                    found += value * tl.load(skip + head).to(tl.float32)
                 to = (first.to(tl.int64) * VALUE_HEADS + head) * VALUE_DIM
                 tl.store(out + to + column, found, mask=in_value)
                 own = kept + (second.to(tl.int64) * LAYERS + layer) * INPUTS
@@ -221,7 +239,7 @@ def _run_delta(
                     tl.store(own + value_at, v3, mask=in_value)
                     if is_first:
                         tl.store(own + beta_at, beta)
-                        tl.store(own + beta_at + VALUE_HEADS, delta)
+                        tl.store(own + step_at, delta)
                     if writes_keys:
                         tl.store(own + query_at, q3, mask=in_key)
                         tl.store(own + key_at, k3, mask=in_key)
@@ -264,22 +282,36 @@ def convolved(rows: Tensor, taps: Tensor, layer: int, program: Program, sizes: R
     return out
 
 
-def delta_net(
-    rows: Tensor, taps: Tensor, decay: Tensor, shift: Tensor, layer: int, program: Program, sizes: Recurrence
-) -> Tensor:
-    """[M, value_heads, value_dim] float32 of the rows' inputs [M, inputs]; arguments as of `convolved`.
+class MatrixWeights(NamedTuple):
+    """Weights of a layer whose states have matrices.
 
-    Args:
+    Attributes:
+        taps: [channels, kernel], the row's own last. bias: [channels], or None.
         decay, shift: [value_heads] logarithms of decay rates, and what is added to g's inputs.
+        skip: [value_heads] D of a state space; None for a gated delta net.
     """
+
+    taps: Tensor
+    bias: Tensor | None
+    decay: Tensor
+    shift: Tensor
+    skip: Tensor | None
+
+
+def matrix_states(rows: Tensor, weights: MatrixWeights, layer: int, program: Program, sizes: Recurrence) -> Tensor:
+    """[M, value_heads, value_dim] float32 of the rows' inputs [M, inputs]; `layer` as of `convolved`."""
+    taps, bias, decay, shift, skip = weights
     out = torch.zeros(len(rows), sizes.value_heads, sizes.value_dim, device=rows.device)
     if len(rows):
         columns = min(_COLUMNS, triton.next_power_of_2(sizes.value_dim))
         grid = _num_segments(rows, program), sizes.value_heads, triton.cdiv(sizes.value_dim, columns)
-        _run_delta[grid](
-            rows, program.starts, program.steps, program.states, program.kept, taps, decay, shift, out,
-            rows.stride(0), layer, LAYERS=len(sizes.layers), KEY_HEADS=sizes.key_heads, VALUE_HEADS=sizes.value_heads,
-            KEY_DIM=sizes.key_dim, VALUE_DIM=sizes.value_dim, TILED=sizes.tiled, KERNEL=sizes.kernel,
+        first = {f"{name}_AT": sizes.first_channel(name[0].lower()) for name in ("QUERY", "KEY", "VALUE")}
+        _run_matrix[grid](
+            rows, program.starts, program.steps, program.states, program.kept, taps, taps if bias is None else bias,
+            decay, shift, taps if skip is None else skip, out, rows.stride(0), layer,
+            LAYERS=len(sizes.layers), KEY_HEADS=sizes.key_heads, VALUE_HEADS=sizes.value_heads,
+            KEY_DIM=sizes.key_dim, VALUE_DIM=sizes.value_dim, GATES=sizes.gates, ADDS=skip is not None,
+            HAS_BIAS=bias is not None, TILED=sizes.tiled, KERNEL=sizes.kernel, **first,
             STATE=sizes.state_size, INPUTS=sizes.inputs, BLOCK_K=triton.next_power_of_2(sizes.key_dim),
             BLOCK_V=columns, **dependent(rows.device),
         )  # fmt: skip
