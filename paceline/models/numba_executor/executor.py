@@ -16,9 +16,10 @@ from paceline.models.architecture.positions import rope_table_of, rotary_tables
 from paceline.models.base import ForwardOutput, KVCache, Rows, checked_layers
 from paceline.models.dtypes import choose_dtype
 from paceline.models.files.checkpoint import Checkpoint
+from paceline.models.numba_executor.arrays import Batch, Scratch, Shape, Weights
 from paceline.models.numba_executor.attend import new_attention_scratch
 from paceline.models.numba_executor.experts import ExpertScratch
-from paceline.models.numba_executor.forward import Batch, Scratch, Shape, Weights, num_counters
+from paceline.models.numba_executor.forward import num_counters
 from paceline.models.numba_executor.gemm import PANEL, padded_rows
 from paceline.models.numba_executor.kernel import machine_code
 from paceline.models.numba_executor.kernel_cache import compiled_forward, compiled_race
@@ -55,7 +56,7 @@ class NumbaModel:
         progress: called with the progress of a conversion.
         kv_cache_dtype: storage of keys and values, ``float32``, ``float16`` or ``int8`` (lossy); ``auto`` takes float16
             where activations are rounded.
-        load: gives the fields of `forward.Weights`.
+        load: gives the fields of `Weights`.
 
     Raises:
         InvalidParameter, UnsupportedModel, PacelineError: see `load_weights`.

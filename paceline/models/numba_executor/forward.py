@@ -4,14 +4,12 @@
 caps, factors); no family is known here.
 
 Every thread of a team runs it from start to end; phases end at a barrier, and threads take work inside a phase in
-chunks. Arrays are flat and owned by the caller. Not for formats of weights (`weights.py`) or for building batches
-(`executor.py`). Long, because its phases share the arrays of one pass and are compiled into one function.
+chunks. Arrays are flat and owned by the caller (`arrays.py`). Not for formats of weights (`weights.py`) or for building
+batches (`executor.py`). Long, because its phases share the arrays of one pass and are compiled into one function.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportReturnType=false
 # (llvmlite is untyped, and an intrinsic has another signature in compiled code than in Python)
-
-from typing import NamedTuple
 
 import numpy as np
 from numba import types
@@ -19,36 +17,13 @@ from numba.extending import overload
 
 from paceline.models.base import PAGE_SIZE
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.attend import (
-    AttentionScratch,
-    attend_blocks,
-    blocks_at_once,
-    blocks_per_group,
-    value_dim,
-)
-from paceline.models.numba_executor.experts import (
-    EXPERT_PHASES,
-    ExpertScratch,
-    ExpertWeights,
-    experts_beside_dense,
-    experts_forward,
-)
+from paceline.models.numba_executor.arrays import Shape
+from paceline.models.numba_executor.attend import attend_blocks, blocks_at_once, blocks_per_group, value_dim
+from paceline.models.numba_executor.experts import EXPERT_PHASES, experts_beside_dense, experts_forward
 from paceline.models.numba_executor.kernel import OPTIONS, entry, kernel
 from paceline.models.numba_executor.kv_cache import first_element, write_token
-from paceline.models.numba_executor.latent import (
-    LATENT_PHASES,
-    LatentShape,
-    LatentWeights,
-    place_latent,
-    project_latent,
-)
-from paceline.models.numba_executor.layer_inputs import (
-    INPUT_PHASES,
-    InputScratch,
-    VariedWeights,
-    make_inputs,
-    read_input,
-)
+from paceline.models.numba_executor.latent import LATENT_PHASES, place_latent, project_latent
+from paceline.models.numba_executor.layer_inputs import INPUT_PHASES, make_inputs, read_input
 from paceline.models.numba_executor.layer_table import (
     CACHE,
     FIRST_DOWN,
@@ -62,14 +37,11 @@ from paceline.models.numba_executor.layer_table import (
     VALUES,
     heads_of,
 )
-from paceline.models.numba_executor.linear import SILU, chunk, inner_product_at, product, product_at, rows_at_once
+from paceline.models.numba_executor.linear import chunk, inner_product_at, product, product_at, rows_at_once
 from paceline.models.numba_executor.matrix import read_weights
-from paceline.models.numba_executor.operand import Operand, put
+from paceline.models.numba_executor.operand import put
 from paceline.models.numba_executor.peaks import find_peaks
 from paceline.models.numba_executor.recurrent import (
-    RecurrentShape,
-    RecurrentWeights,
-    States,
     norm_groups,
     project_gates,
     run_states,
@@ -88,185 +60,6 @@ _LATENT = _INPUTS + INPUT_PHASES
 _DENSE_PHASES = 8
 """Phases of a layer with none of these."""
 _ONE = np.float32(1)
-
-
-class Shape(NamedTuple):
-    """Sizes of the model; `qkv`, `vocab` are padded to whole panels, `scored` is the vocabulary without the padding.
-
-    Where layers differ (`layer_table.py`), `inner`, `kv_heads`, `head_dim`, `qkv` and `rotary` are the largest.
-    With `experts` above 0 every layer has that many feed-forwards of width `inner`, of which a row takes `top_k`, and
-    one of width `shared_inner` (0 for none) that all rows take; `norm_top_k` rescales the chosen ones' shares to 1. But
-    the first `dense_layers` have one feed-forward of width `dense_inner`.
-
-    Attributes:
-        sigmoid: scores of experts are sigmoids instead of a softmax. groups, groups_kept: see `Experts.n_group`.
-        routed_scale: factor on shares.
-        attention_scale, attention_cap: of scores; a cap of 0 is none, here and for logits.
-        query_growth, query_growth_every: see `ModelConfig`.
-        activation, gated: of the feed-forward, with or without a gate.
-        layer_norm: norms take the mean away and have biases. pre_norms, post_norms: before and after attention and
-            feed-forward. apart: what these give is not added at once. parallel: both read the same.
-        residual_scale: hidden states are kept divided by it, so that what layers give is added as it is: a norm of
-            x / s with epsilon / s^2 is that of x. Taps have them whole.
-        wide_norm: norms of queries and keys are over all heads together.
-        latent: sizes of latent attention, whose queries alone are in `qkv`. query_depth: inputs of the product `qkv`.
-        gated_attention: a row of `qkv` has one more number per query number, its gate, at the end.
-        rotary: dimensions of a head that turn. tables: rotary tables.
-        cached: layers with keys and values. recurrent: sizes of the others.
-        page_dims: dimensions of a token's keys, of all layers. layer_input: width of a layer's own input, 0 for none.
-    """
-
-    layers: int
-    hidden: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    qkv: int
-    vocab: int
-    scored: int
-    experts: int
-    top_k: int
-    shared_inner: int
-    norm_top_k: bool
-    attention_scale: np.float32
-    attention_cap: np.float32 = np.float32(0)
-    query_growth: np.float32 = np.float32(0)
-    query_growth_every: int = 1
-    activation: int = SILU
-    gated: bool = True
-    layer_norm: bool = False
-    pre_norms: bool = True
-    post_norms: bool = False
-    apart: bool = False
-    parallel: bool = False
-    wide_norm: bool = False
-    gated_attention: bool = False
-    rotary: int = 0
-    tables: int = 1
-    embedding_scale: np.float32 = _ONE
-    residual_scale: np.float32 = _ONE
-    logit_scale: np.float32 = _ONE
-    logit_cap: np.float32 = np.float32(0)
-    page_dims: int = 0
-    layer_input: int = 0
-    sigmoid: bool = False
-    groups: int = 1
-    groups_kept: int = 1
-    routed_scale: np.float32 = _ONE
-    dense_layers: int = 0
-    dense_inner: int = 0
-    query_depth: int = 0
-    latent: LatentShape = LatentShape()
-    cached: int = 0
-    recurrent: RecurrentShape = RecurrentShape()
-
-
-class Weights(NamedTuple):
-    """Packed panels, their scales per output column, and vectors; one flat array per kind over all layers.
-
-    `query_norm` and `key_norm` [layers, head_dim] or [layers, heads * head_dim] (zeros after shorter ones) are empty
-    where there are no such norms; so are biases, the norms `attention_out_norm` and `mlp_out_norm`, learned
-    `positions`, and `sinks` [layers, heads], scores of keys without values.
-    `experts`, `latent` and `recurrent` are None where a model has none; the kernels of that part are then not compiled.
-    What only layers with attention or only recurrent ones have is flat over these; `places` [layers] is a layer's index
-    among its kind, and `is_recurrent` [layers] says which.
-    `sizes` [layers, columns] are the layers' sizes and where their matrices begin (`layer_table.py`).
-    `windows` and `rope_numbers` [layers]: keys that a row sees (0 for all), and the rotary table (-1 for none).
-    `rope_cos` and `rope_sin` are [tables, positions, rotary / 2].
-
-    Panels are an array of numbers, or `Blocks` as a GGUF file has them, whose arrays of scales are empty.
-    `gate_up` interleaves panels: gate panel 0, up panel 0, gate panel 1, ... `qkv` stacks query, key and value rows.
-    Experts are matrices of `gate_up` and `down` like layers: number layer * experts + expert.
-    """
-
-    embedding: np.ndarray
-    embedding_scales: np.ndarray
-    head: np.ndarray
-    head_scales: np.ndarray
-    qkv: np.ndarray
-    qkv_scales: np.ndarray
-    qkv_bias: np.ndarray
-    output: np.ndarray
-    output_scales: np.ndarray
-    output_bias: np.ndarray
-    gate_up: np.ndarray
-    gate_up_scales: np.ndarray
-    gate_up_bias: np.ndarray
-    down: np.ndarray
-    down_scales: np.ndarray
-    down_bias: np.ndarray
-    attention_norm: np.ndarray
-    attention_norm_bias: np.ndarray
-    attention_out_norm: np.ndarray
-    mlp_norm: np.ndarray
-    mlp_norm_bias: np.ndarray
-    mlp_out_norm: np.ndarray
-    query_norm: np.ndarray
-    key_norm: np.ndarray
-    final_norm: np.ndarray
-    final_norm_bias: np.ndarray
-    positions: np.ndarray
-    sinks: np.ndarray
-    experts: ExpertWeights | None
-    latent: LatentWeights | None
-    recurrent: RecurrentWeights | None
-    is_recurrent: np.ndarray
-    places: np.ndarray
-    varied: VariedWeights
-    sizes: np.ndarray
-    windows: np.ndarray
-    rope_numbers: np.ndarray
-    rope_cos: np.ndarray
-    rope_sin: np.ndarray
-
-
-class Batch(NamedTuple):
-    """The arrays of `models.base.Rows`, and what to do with them.
-
-    `tap_places` [layers + 2] is the place of each tap in `taps`, or -1: what enters a layer, what leaves the last one,
-    and what leaves the final norm. `layers` are those to run, ascending. Attention is added to `page_mass` [M, heads,
-    pages] unless that is empty.
-    """
-
-    token_ids: np.ndarray
-    positions: np.ndarray
-    slots: np.ndarray
-    segments: np.ndarray
-    page_tables: np.ndarray
-    natural_lengths: np.ndarray
-    branch_slots: np.ndarray
-    logit_rows: np.ndarray
-    num_keys: np.ndarray
-    tap_places: np.ndarray
-    layers: np.ndarray
-    page_mass: np.ndarray
-    states: States
-
-
-class Scratch(NamedTuple):
-    """Buffers of one pass, flat but for `row`, `gate_up` and `wide`, which are [threads, ...]."""
-
-    counters: np.ndarray
-    hidden: np.ndarray
-    delta: np.ndarray
-    normed: Operand
-    qkv: np.ndarray
-    mixed: Operand
-    inner: Operand
-    logits: np.ndarray
-    peaks: np.ndarray
-    taps: np.ndarray
-    row: np.ndarray
-    gate_up: np.ndarray
-    wide: np.ndarray
-    attention: AttentionScratch
-    experts: ExpertScratch
-    latent: np.ndarray
-    mix: np.ndarray
-    gates: np.ndarray
-    cells: np.ndarray
-    layer_inputs: InputScratch
 
 
 @kernel

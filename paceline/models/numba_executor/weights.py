@@ -21,11 +21,11 @@ from paceline.models.cache_dir import cache_dir
 from paceline.models.dtypes import has_blocks
 from paceline.models.files.bfloat16 import to_bfloat16
 from paceline.models.files.checkpoint import Checkpoint, LetsGo
+from paceline.models.numba_executor.arrays import Shape
 from paceline.models.numba_executor.blocks.formats import FORMATS
 from paceline.models.numba_executor.blocks.store import no_matrix, read_matrix, write_matrix
 from paceline.models.numba_executor.conversions import filled, place_of
 from paceline.models.numba_executor.experts import ExpertWeights
-from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, ZERO_BYTE, pack, padded_rows
 from paceline.models.numba_executor.latent import LatentWeights, latent_shape
 from paceline.models.numba_executor.layer_inputs import VariedWeights
@@ -136,7 +136,7 @@ def _latent_sizes(latent: LatentAttention | None) -> tuple[tuple[str, int, int],
 
 
 def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None = None) -> dict[str, Any]:
-    """The fields of `forward.Weights` (rotary tables excepted) by name, memory-mapped.
+    """The fields of `arrays.Weights` (rotary tables excepted) by name, memory-mapped.
 
     Where the cache folder is read-only they are converted at every start, and read into memory.
 
@@ -220,7 +220,7 @@ _PACKED = ("shared_gate_up", "shared_down", "dense_gate_up", "dense_down", "comp
 
 
 def convert(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress = lambda done, total: None) -> None:
-    """Write one .npy file per array of `forward.Weights`."""
+    """Write one .npy file per array of `arrays.Weights`."""
     config, shape = checkpoint.config, shape_of(checkpoint.config)
     matrices = _matrices(config, shape)
     num_bytes = sum(m.elements for m in matrices) * np.dtype(STORED.get(dtype, np.uint8)).itemsize

@@ -14,8 +14,8 @@ from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.rope import inverse_frequencies
 from paceline.models.base import PAGE_SIZE, Rows
 from paceline.models.kernel_disk import keep_on_disk
+from paceline.models.numba_executor.arrays import Shape
 from paceline.models.numba_executor.attend import new_attention_scratch
-from paceline.models.numba_executor.forward import Shape
 from paceline.models.numba_executor.gemm import PANEL, padded_rows
 from paceline.models.numba_executor.heads.interpret import Batch, Store, Work, run
 from paceline.models.numba_executor.heads.program import Buffer, Program
