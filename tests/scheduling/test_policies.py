@@ -52,6 +52,51 @@ def test_stall_free_admits_only_as_many_as_can_decode_together():
     assert shapes(fake, 4) == [{"a": 1, "b": 1}, {"a": 0, "b": 0}, {"a": 0, "b": 0}, {"c": 1}]
 
 
+def test_short_prompts_do_not_wait_for_a_long_one():
+    fake = engine("stall_free", budget=8)
+    add(fake, "a", 40, max_tokens=1)
+    fake.step()
+    for name, length in (("b", 30), ("c", 6), ("d", 3)):
+        add(fake, name, length, max_tokens=1)
+    assert shapes(fake, 8) == [
+        {"c": 4, "a": 4},  # b is too long to overtake
+        {"c": 2, "d": 2, "a": 4},
+        {"d": 1, "a": 7},
+        {"a": 8},
+        {"a": 8},
+        {"a": 1, "b": 7},
+        {"b": 8},
+        {"b": 8},
+    ]
+
+
+def test_a_long_prompt_takes_at_most_twice_as_long_for_short_ones():
+    fake = engine("stall_free", budget=8)
+    first, steps = add(fake, "a", 80, max_tokens=1), 0
+    while first.first_token_time is None:
+        fake.step()
+        steps += 1
+        if steps % 2:
+            add(fake, chr(ord("b") + steps), 8, max_tokens=1)
+    assert 15 <= steps <= 20
+
+
+def test_nobody_overtakes_one_with_a_smaller_priority_number():
+    fake = engine("stall_free", budget=8)
+    add(fake, "a", 40)
+    fake.step()
+    for name, length, priority in (("b", 30, 0), ("c", 2, 1)):
+        fake.add(RequestState(name, [ord(name)] * length, SamplingParams(), priority=priority))
+    assert shapes(fake, 2) == [{"a": 8}, {"a": 8}]
+
+
+def test_prompts_that_begin_alike_wait_for_the_pages_of_the_first():
+    fake = engine("stall_free", budget=8)
+    for name, last in (("a", 1), ("b", 2), ("c", 3)):
+        fake.add(RequestState(name, [9] * 20 + [last], SamplingParams(max_tokens=1), arrival_time=last))
+    assert shapes(fake, 4) == [{"a": 8}, {"a": 8}, {"a": 5, "b": 3}, {"b": 2, "c": 1}]
+
+
 def test_sarathi_keeps_its_budget_when_a_preempted_request_goes_on_from_the_cache():
     fake = FakeEngine(SchedulerConfig("sarathi", max_num_batched_tokens=2, max_num_seqs=4, tile=2), PagePool(8, 1))
     for name, length, max_tokens in (("a", 1, 6), ("b", 1, 5), ("c", 2, 2), ("d", 2, 3)):
