@@ -319,7 +319,7 @@ def _show(predictions: "Sequence[Prediction]", record: dict[str, Any]) -> None:
     """The table, the advice and the flags."""
     table = Table(
         "drafter", "k", "at once", "predicted", "95 %", "tokens/pass", "break-even", "texts that lose", "pays up to",
-        title="Predicted speed-up over plain decoding", title_justify="left",
+        title="Predicted speed-up over plain decoding with exactly k drafted tokens", title_justify="left",
     )  # fmt: skip
     shown = _SHOWN * len({one.batch for one in predictions})
     for one, told in list(zip(predictions, record["candidates"], strict=True))[:shown]:
@@ -338,10 +338,9 @@ def _show(predictions: "Sequence[Prediction]", record: dict[str, Any]) -> None:
         output.print(text, soft_wrap=True)
     output.print(record["advice"], soft_wrap=True)
     if (regret := record["regret"]) is not None:
-        against = f"if {regret['against']} is as fast as its interval allows, and the advice as slow"
-        output.print(
-            f"At worst the advice loses {100 * regret['share']:.0f} % of the best speed: {against}", soft_wrap=True
-        )
+        against = f"{regret['against']} is at the upper end of its interval and the advice at the lower end of its own"
+        text = f"The advice loses {100 * regret['share']:.0f} % of the best speed if {against}."
+        output.print(text, soft_wrap=True)
     for engine, told in record["flags"].items():
         text = told["flags"] or "cannot express this drafter"
         output.print(f"{engine}: {text}  ({told['source']}) {told['remark']}".rstrip(), soft_wrap=True)
