@@ -122,11 +122,13 @@ class TokenLogprobs:
     Attributes:
         logprob: natural logarithm of its probability; -infinity for probability 0.
         top: (token id, log-probability) of the most probable tokens, in descending order, lower ids first on ties.
+        rank: 1 and the number of tokens that are more probable.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 1
 
 
 class TokenOutput(NamedTuple):

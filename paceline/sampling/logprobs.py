@@ -20,7 +20,7 @@ def raw_logprobs(logits: np.ndarray, token: int, num_top: int) -> TokenLogprobs:
     scores = logits.astype(np.float64)
     scores -= scores.max()
     scores -= np.log(np.exp(scores).sum())
-    return TokenLogprobs(token, float(scores[token]), _top(scores, num_top))
+    return TokenLogprobs(token, float(scores[token]), _top(scores, num_top), _rank(scores, scores[token]))
 
 
 def processed_logprobs(law: Law, token: int, num_top: int) -> TokenLogprobs:
@@ -29,7 +29,11 @@ def processed_logprobs(law: Law, token: int, num_top: int) -> TokenLogprobs:
     tokens, probs = full.top(num_top) if num_top else ([], [])
     top = tuple((each, float(np.log(prob))) for each, prob in zip(tokens, probs, strict=True))
     prob = float(full.prob(token))
-    return TokenLogprobs(token, float(np.log(prob)) if prob > 0 else -np.inf, top)
+    return TokenLogprobs(token, float(np.log(prob)) if prob > 0 else -np.inf, top, _rank(full.probs, prob))
+
+
+def _rank(weights: np.ndarray, own: float) -> int:
+    return 1 + int((weights > own).sum())
 
 
 def _top(scores: np.ndarray, count: int) -> tuple[tuple[int, float], ...]:

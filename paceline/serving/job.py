@@ -71,6 +71,7 @@ class Piece:
         provenance: where it came from.
         logprob: its log-probability; None unless requested.
         top: (token id, its bytes, log-probability) of the most probable tokens.
+        rank: see `TokenLogprobs.rank`.
     """
 
     token_id: int
@@ -79,6 +80,7 @@ class Piece:
     provenance: TokenProvenance
     logprob: float | None = None
     top: tuple[tuple[int, bytes, float], ...] = ()
+    rank: int = 1
 
 
 @dataclass(frozen=True, slots=True)

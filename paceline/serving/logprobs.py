@@ -80,7 +80,7 @@ def alternatives(piece: Piece) -> Mapping[str, Any] | None:
         return None
     told = {str(token_id): {"logprob": _number(logprob), "rank": rank, "decoded_token": spelled(spelling)}
             for rank, (token_id, spelling, logprob) in enumerate(piece.top, 1)}  # fmt: skip
-    own = {"logprob": _number(piece.logprob), "rank": None, "decoded_token": spelled(piece.spelling)}
+    own = {"logprob": _number(piece.logprob), "rank": piece.rank, "decoded_token": spelled(piece.spelling)}
     return {str(piece.token_id): own} | told
 
 

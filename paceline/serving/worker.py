@@ -233,4 +233,4 @@ def _piece(
     if scores is None:
         return Piece(token_id, text, spell(token_id), provenance)
     top = tuple((each, spell(each), logprob) for each, logprob in scores.top)
-    return Piece(token_id, text, spell(token_id), provenance, scores.logprob, top)
+    return Piece(token_id, text, spell(token_id), provenance, scores.logprob, top, scores.rank)

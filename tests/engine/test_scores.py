@@ -90,8 +90,11 @@ def test_by_hand():
     entry = raw_logprobs(logits, 3, 3)
     assert entry.logprob == pytest.approx(math.log(0.125), abs=1e-6)
     assert [token for token, _ in entry.top] == [0, 1, 2]
+    assert entry.rank == 3  # as probable as the token before it
     law = Warper(SamplingParams(temperature=0.5, top_k=2)).law(logits)
     assert processed_logprobs(law, 1, 5).logprob == pytest.approx(math.log(0.2), abs=1e-6)
+    assert processed_logprobs(law, 1, 5).rank == 2
     assert processed_logprobs(law, 2, 0).logprob == -math.inf
+    assert processed_logprobs(law, 2, 0).rank == 3
     greedy = Warper(SamplingParams(temperature=0, logit_bias={0: -100})).law(logits)
     assert processed_logprobs(greedy, 1, 1).logprob == pytest.approx(math.log(0.5), abs=1e-6)
