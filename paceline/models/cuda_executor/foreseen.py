@@ -91,21 +91,23 @@ class Foreseen:
         max_positions: maximum position of the model.
         picks: the latest picks, on the device, by place.
         kernels: whether Triton's kernels are used.
+        only_plain: whether passes with drafts are never launched ahead: which states of recurrent layers a pass begins
+            with is decided on the host, which must know the slots before.
         clock: returns seconds.
 
     Attributes:
         gain: what passes without drafts launched ahead save.
         num_foreseen, num_taken: passes launched ahead, and those of them that the engine then asked for.
-        verifies_early: whether `verify` will be called.
+        verifies_early: whether drafts are expected, see `expect`.
     """
 
     def __init__(
         self, launch: Launch, has_recorded: Callable[[Rows, CudaKVCache, tuple[int, ...]], bool], passes: Passes,
-        fetch: Fetch, max_positions: int, picks: Tensor, kernels: bool = False,
+        fetch: Fetch, max_positions: int, picks: Tensor, kernels: bool = False, only_plain: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self._launch, self._has_recorded, self._passes, self._fetch = launch, has_recorded, passes, fetch
-        self._max_positions, self._picks, self._clock = max_positions, picks, clock
+        self._max_positions, self._picks, self._only_plain, self._clock = max_positions, picks, only_plain, clock
         self._fetch_lines = Fetch(picks.device)
         self._depths: deque[int] = deque(maxlen=_LATEST_STEPS)
         self.gain, self._backoff = Gain(clock), Backoff()
@@ -118,7 +120,7 @@ class Foreseen:
 
     def knows(self, rows: Rows, cache: CudaKVCache, questions: Sequence[Question | None]) -> bool:
         """Whether the step after these rows may be predictable, so that they should be passed to `begin`."""
-        has_drafts = self.verifies_early or cache.lookups is not None
+        has_drafts = not self._only_plain and (self.verifies_early or cache.lookups is not None)
         return is_plain(rows, questions) or (has_drafts and are_chains(rows, questions))
 
     def begin(self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...], questions: Questions) -> Answered:
@@ -164,11 +166,17 @@ class Foreseen:
 
         return finish
 
-    def follow(self, method: Follow) -> None:
-        """Call a method of some drafter before the answers of each pass are fetched, as long as that drafter lives."""
+    def expect(self, follow: Follow | None = None) -> None:
+        """`verify` will be called; `follow`, a method of some drafter, is called before the answers of each pass are
+        fetched, as long as that drafter lives."""
+        if self._only_plain:
+            return
+        self.verifies_early = True
+        if follow is None:
+            return
         if not self._followers:
             self._verdicts.warm_up(self._picks)
-        self._followers = [*(each for each in self._followers if each() is not None), WeakMethod(method)]
+        self._followers = [*(each for each in self._followers if each() is not None), WeakMethod(follow)]
 
     def pass_over(self) -> None:
         """Tell drafters that a pass was run from which no draft is to follow: the next one verifies other drafts."""
@@ -201,6 +209,8 @@ class Foreseen:
             drafts: [levels, requests] tokens on the device.
             draws: how they were drawn, with the key of one more draw; None for the most probable ones.
         """
+        if self._only_plain:
+            return None
         last, (levels, count) = self._last, drafts.shape
         cache = None if last is None else last.cache()
         if last is None or cache is None or (self._next is not None and not self._next.has_drafts):

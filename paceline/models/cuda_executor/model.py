@@ -23,7 +23,6 @@ from paceline.models.chains import ChainDraft, Draws
 from paceline.models.cuda_executor.attention import AttentionName, attention_over, choose_attention
 from paceline.models.cuda_executor.block_layers import put_blocks
 from paceline.models.cuda_executor.fetch import Fetch, Send
-from paceline.models.cuda_executor.following_rows import is_plain
 from paceline.models.cuda_executor.foreseen import Follow, Foreseen, Told
 from paceline.models.cuda_executor.graphs import GraphCapture, Outputs, on_device
 from paceline.models.cuda_executor.invariant import row_invariant
@@ -174,7 +173,7 @@ class CudaModel(TorchModel):
         fetch = Fetch(self._stage.device)
         return Foreseen(
             self._launch_drawn, self._has_recorded, self.passes, fetch, self.config.max_position_embeddings, self.picks,
-            kernels=self.attention == "triton",
+            kernels=self.attention == "triton", only_plain=self._is_recurrent,
         )  # fmt: skip
 
     def _has_recorded(self, rows: Rows, cache: CudaKVCache, taps: tuple[int, ...]) -> bool:
@@ -231,10 +230,8 @@ class CudaModel(TorchModel):
         return finish
 
     def _may_foresee(self, rows: Rows, cache: CudaKVCache, questions: Sequence[Question | None]) -> bool:
-        """Whether the pass after one over `rows` may be launched before it is asked for. Which states a pass begins
-        with is decided on the host, so that its slots must be known there."""
-        is_known = is_plain(rows, questions) if self._is_recurrent else self._foreseen.knows(rows, cache, questions)
-        return is_known and self.passes.fits(rows)
+        """Whether the pass after one over `rows` may be launched before it is asked for."""
+        return self._foreseen.knows(rows, cache, questions) and self.passes.fits(rows)
 
     def _drawn(
         self, table: np.ndarray, states: DeviceStates | None, taps: tuple[int, ...],
@@ -301,22 +298,18 @@ class CudaModel(TorchModel):
 
     @torch.inference_mode()
     def verify_early(self, drafts: Tensor, draws: Draws | None) -> Told | None:
-        """See `Foreseen.verify`; None with recurrent layers."""
-        return None if self._is_recurrent else self._foreseen.verify(drafts, draws)
+        """See `Foreseen.verify`."""
+        return self._foreseen.verify(drafts, draws)
 
     @torch.inference_mode()
     def verify_after(self, pending: Pending, draft: Draft, draws: Draws | None) -> Told | None:
-        """See `Foreseen.verify_after`; None with recurrent layers."""
-        return None if self._is_recurrent else self._foreseen.verify_after(pending, draft, draws)
+        """See `Foreseen.verify_after`."""
+        return self._foreseen.verify_after(pending, draft, draws)
 
     def expect_drafts(self, follow: Follow | None = None) -> None:
-        """`verify_early` will be called, and `follow`, a method, for each pass of chains; see `Foreseen.follow`."""
-        if self._is_recurrent:
-            return
-        self._foreseen.verifies_early = True
-        if follow is not None:
-            with on_device(self._stage.device):
-                self._foreseen.follow(follow)
+        """`verify_early` will be called, and `follow`, a method, for each pass of chains; see `Foreseen.expect`."""
+        with on_device(self._stage.device):
+            self._foreseen.expect(follow)
 
     def _chain_apart(self, rows: Rows, cache: KVCache, logits: Tensor, num_tokens: int, picks: Picks) -> ChainDraft:
         """The chains after `logits`, whose masks or steps are made on the host: a pass per level, each waited for."""
