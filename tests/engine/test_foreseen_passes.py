@@ -11,14 +11,16 @@ pytest.importorskip("torch")
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.build import build_engine
 from paceline.models.base import PAGE_SIZE
-from paceline.models.cuda_executor import CudaModel, foreseen
+from paceline.models.cuda_executor import CudaModel, foreseen, passes
 from paceline.models.cuda_executor.begun import BegunPass
 from paceline.models.cuda_executor.laws import answers_of, picks_of
+from paceline.models.cuda_executor.paged_rows import num_splits
+from paceline.models.cuda_executor.passes import Passes
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.models.torch_executor import TorchModel
 from paceline.types import SamplingParams
-from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
+from tests.fakes import ByteTokenizer, RandomCheckpoint, run_to_end, small_config
 
 CHECKPOINT = RandomCheckpoint(small_config())
 PAGE_BYTES = PAGE_SIZE * 2 * 4 * 3 * 2 * 16
@@ -150,6 +152,24 @@ def test_passes_that_are_over_are_freed_without_the_garbage_collector(repetitive
     engine = engine_of(repetitive[0], 40, spec)
     requests = list(some_requests(random.Random(3), ({}, {}, {"temperature": 0.8}), 7))
     in_reference_counts_alone(lambda: texts(engine, requests))
+
+
+def test_passes_ahead_are_recorded_though_nobody_asks_for_as_many_rows(repetitive, eager, monkeypatch):
+    """One request of two drafts; a pass ahead has rows for drafts of both."""
+    asked, run = [], Passes.run
+
+    def noted(self, rows, cache, name, *args, **options):
+        asked.append(passes._key(rows, name, num_splits(rows)))
+        return run(self, rows, cache, name, *args, **options)
+
+    monkeypatch.setattr(Passes, "run", noted)
+    spec = SpeculativeConfig("ngram", policy="fixed", num_draft_tokens=3)
+    engine = engine_of(repetitive[0], 40, spec)
+    for number, drafts in enumerate((True, False, False)):
+        params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, speculative=drafts)
+        engine.add_request(str(number), [number, 5, 6] * 4, params)
+    run_to_end(engine)
+    assert len(set(asked)) > 2 and set(asked) <= engine.cache.graphs.keys()
 
 
 def test_a_pass_whose_graph_is_not_there_yet(eager):

@@ -166,17 +166,17 @@ class Foreseen:
 
         return finish
 
-    def expect(self, follow: Follow | None = None) -> None:
-        """`verify` will be called; `follow`, a method of some drafter, is called before the answers of each pass are
-        fetched, as long as that drafter lives."""
+    def expect(self, follow: Follow | None = None) -> bool:
+        """Whether `verify` may be called; `follow`, a method of some drafter, is then called before the answers of each
+        pass are fetched, as long as that drafter lives."""
         if self._only_plain:
-            return
+            return False
         self.verifies_early = True
-        if follow is None:
-            return
-        if not self._followers:
-            self._verdicts.warm_up(self._picks)
-        self._followers = [*(each for each in self._followers if each() is not None), WeakMethod(follow)]
+        if follow is not None:
+            if not self._followers:
+                self._verdicts.warm_up(self._picks)
+            self._followers = [*(each for each in self._followers if each() is not None), WeakMethod(follow)]
+        return True
 
     def pass_over(self) -> None:
         """Tell drafters that a pass was run from which no draft is to follow: the next one verifies other drafts."""
@@ -209,8 +209,6 @@ class Foreseen:
             drafts: [levels, requests] tokens on the device.
             draws: how they were drawn, with the key of one more draw; None for the most probable ones.
         """
-        if self._only_plain:
-            return None
         last, (levels, count) = self._last, drafts.shape
         cache = None if last is None else last.cache()
         if last is None or cache is None or (self._next is not None and not self._next.has_drafts):

@@ -306,10 +306,11 @@ class CudaModel(TorchModel):
         """See `Foreseen.verify_after`."""
         return self._foreseen.verify_after(pending, draft, draws)
 
-    def expect_drafts(self, follow: Follow | None = None) -> None:
-        """`verify_early` will be called, and `follow`, a method, for each pass of chains; see `Foreseen.expect`."""
+    def expect_drafts(self, follow: Follow | None = None) -> bool:
+        """`verify_early` will be called, and `follow`, a method, for each pass of chains, if this returns True; see
+        `Foreseen.expect`."""
         with on_device(self._stage.device):
-            self._foreseen.expect(follow)
+            return self._foreseen.expect(follow)
 
     def _chain_apart(self, rows: Rows, cache: KVCache, logits: Tensor, num_tokens: int, picks: Picks) -> ChainDraft:
         """The chains after `logits`, whose masks or steps are made on the host: a pass per level, each waited for."""
@@ -348,7 +349,7 @@ class CudaModel(TorchModel):
             self._name(taps),
             lambda placed, asked, _: self._compute(placed, cache, taps, asked),
             advance=advance,
-            once=is_foreseen,
+            once=is_foreseen and advance is None,  # recording would execute it on its own picks
         )
         tapped = states[0][: len(rows.token_ids)] if states else None
         return Launched(logits[:num_asked], tapped, peaks[:num_asked])

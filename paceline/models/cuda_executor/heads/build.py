@@ -49,11 +49,11 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
         longest = model.config.max_position_embeddings
         made = _PAGED[shape](record, net, kind, model.attention, capture, longest)
     made.kernels = model.chain_kernels
-    if model.records_passes:
-        made.verify, follow = model.verify_early, None
-        if isinstance(made, CudaAutoregressiveNet):
-            made.verify_after, follow = model.verify_after, made.ahead.follow
-        model.expect_drafts(follow)
+    drafts_ahead = isinstance(made, CudaAutoregressiveNet)
+    if model.records_passes and model.expect_drafts(made.ahead.follow if drafts_ahead else None):
+        made.verify = model.verify_early
+        if drafts_ahead:
+            made.verify_after = model.verify_after
     return made
 
 
