@@ -11,7 +11,7 @@ from paceline.drafters.registry import make_drafter
 from paceline.drafters.services import DraftServices
 from paceline.engine.engine import Engine
 from paceline.engine.guarded_policy import GuardedPolicy
-from paceline.engine.memory import allocating, cache_capacity, states_of
+from paceline.engine.memory import allocating, cache_capacity
 from paceline.engine.profiles import find_profile
 from paceline.engine.quick_profile import quick_profile
 from paceline.engine.speculation import Speculation
@@ -155,14 +155,13 @@ def build_engine(
         UnsupportedModel: the draft model has another vocabulary.
     """
     source, spec = loaded.source, speculative or SpeculativeConfig("plain", num_draft_tokens=0)
-    num_pages, limit = cache_capacity(loaded.model, config)
-    num_states = states_of(loaded.model, config)  # of the memory that is free before pages take theirs
-    with allocating(config, loaded.model):
-        cache = loaded.model.new_cache(num_pages)
-    if isinstance(cache, HoldsStates) and (spec.num_draft_tokens or 0) > MOST_DRAFTED:
+    num_pages, limit, num_states = cache_capacity(loaded.model, config)
+    if num_states and (spec.num_draft_tokens or 0) > MOST_DRAFTED:
         problem = f"a model with recurrent layers can take back {MOST_DRAFTED} tokens, not {spec.num_draft_tokens}"
         raise InvalidParameter("num_draft_tokens", problem, f"give at most {MOST_DRAFTED}")
-    config, can_resume = _with_states(cache, config, num_states)
+    with allocating(config, loaded.model):
+        cache = loaded.model.new_cache(num_pages)
+        config, can_resume = _with_states(cache, config, num_states)
     pool = PagePool(num_pages, PAGE_SIZE, can_resume)
     profile = find_profile(loaded, config)
     passes = LearnedPass(_prior(loaded.model, config, spec, profile, clock))

@@ -18,6 +18,7 @@ from paceline.engine.drawing import Scores, start_pass, starts_passes
 from paceline.engine.grammar import Grammars
 from paceline.engine.inputs import copy_pages
 from paceline.engine.live import LiveRequest, LiveSample, sample_name
+from paceline.engine.memory import small_cache
 from paceline.engine.metrics import EngineMetrics
 from paceline.engine.request_checks import check_request
 from paceline.engine.speculation import Speculation
@@ -286,7 +287,7 @@ class Engine:
     def _probe(self, error: Exception) -> None:
         """Run a one-row pass on a separate cache. Raises EngineDead when that fails too."""
         try:
-            self._model.forward(build_rows([Part(range(1), 0, [0])]), self._model.new_cache(1))
+            self._model.forward(build_rows([Part(range(1), 0, [0])]), small_cache(self._model, 1))
         except Exception:
             raise EngineDead(f"a pass failed, and so does one without any request: {error_text(error)}") from error
 

@@ -97,7 +97,7 @@ class LLM:
 
     def _limit_prompts(self, config: EngineConfig) -> None:
         """Let prompts be as long as an engine of `config` can hold."""
-        longest = cache_capacity(self._loaded.model, config)[1]
+        longest = cache_capacity(self._loaded.model, config).max_model_len
         self._prompts = Prompts(self.tokenizer, longest, config.parse_special_tokens)
 
     def pass_costs(self, engine: Engine) -> dict[str, Any]:

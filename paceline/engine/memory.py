@@ -6,10 +6,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from paceline.config import EngineConfig
 from paceline.errors import InvalidParameter
-from paceline.models.base import PAGE_SIZE, CausalLM, RunsOnRanks
+from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, RunsOnRanks
 from paceline.models.state_book import HoldsStates
 from paceline.theory.capacity import num_pages
 
@@ -21,8 +22,21 @@ _DEFAULT_STATES, _SPARE_STATES = 32, 16
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def cache_capacity(model: CausalLM, config: EngineConfig) -> tuple[int, int]:
-    """(number of cache pages, most tokens of a request).
+class Capacity(NamedTuple):
+    """What a cache holds.
+
+    Attributes:
+        num_pages: pages of keys and values. max_model_len: most tokens of a request.
+        num_states: states of recurrent layers, see `_num_states`.
+    """
+
+    num_pages: int
+    max_model_len: int
+    num_states: int
+
+
+def cache_capacity(model: CausalLM, config: EngineConfig) -> Capacity:
+    """What the cache of an engine holds.
 
     Raises:
         InvalidParameter: `max_model_len` exceeds the model's limit, the cache cannot hold one request, or the
@@ -31,9 +45,10 @@ def cache_capacity(model: CausalLM, config: EngineConfig) -> tuple[int, int]:
     room_bytes = cache_bytes(config, model)
     _check_room(config)
     one_page = model.new_cache(1)
-    states_bytes = 0
-    if isinstance(one_page, HoldsStates) and _is_sized(config):
-        states_bytes = states_of(model, config) * one_page.state_bytes
+    states_bytes = num_states = 0
+    if isinstance(one_page, HoldsStates):
+        num_states = _num_states(one_page, config, room_bytes)
+        states_bytes = num_states * one_page.state_bytes if _is_sized(config) else 0
     pages = num_pages(room_bytes, states_bytes, one_page.num_bytes)
     limit = model.config.max_position_embeddings
     wanted = config.max_model_len or min(limit, pages * PAGE_SIZE)
@@ -45,18 +60,23 @@ def cache_capacity(model: CausalLM, config: EngineConfig) -> tuple[int, int]:
         held, needed = pages * PAGE_SIZE, max(wanted, PAGE_SIZE)
         problem = f"{room_bytes} bytes hold {held} tokens{beside}, not the {needed} of a request"
         raise InvalidParameter(_field(config), problem, "raise it or lower max_model_len" if pages else "raise it")
-    return pages, wanted
+    return Capacity(pages, wanted, num_states)
 
 
-def states_of(model: CausalLM, config: EngineConfig) -> int:
-    """States of recurrent layers that an engine's cache keeps: at most those of half of its bytes, where these are
-    given, and else `_DEFAULT_STATES` besides them; 0 without such layers. Before its memory is taken."""
-    one_page = model.new_cache(1)
-    if not isinstance(one_page, HoldsStates):
-        return 0
+def _num_states(one_page: HoldsStates, config: EngineConfig, room_bytes: int) -> int:
+    """States of recurrent layers that a cache of `room_bytes` keeps: at most those of half of them, where the cache's
+    size is given, and else `_DEFAULT_STATES` besides them."""
     wanted = 2 * config.max_num_seqs + _SPARE_STATES
-    room = cache_bytes(config, model) // 2 // one_page.state_bytes if _is_sized(config) else _DEFAULT_STATES
+    room = room_bytes // 2 // one_page.state_bytes if _is_sized(config) else _DEFAULT_STATES
     return max(LEAST_STATES, min(wanted, room))
+
+
+def small_cache(model: CausalLM, num_pages: int) -> KVCache:
+    """A cache for a short measurement or trial beside that of an engine."""
+    cache = model.new_cache(num_pages)
+    if isinstance(cache, HoldsStates):
+        cache.hold(LEAST_STATES)
+    return cache
 
 
 def bytes_for(model: CausalLM, pages: int, requests: int) -> int:

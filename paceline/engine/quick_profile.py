@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from paceline.engine.drawing import plain_pass
+from paceline.engine.memory import small_cache
 from paceline.models.base import CausalLM, RecordsPasses, pages_for
 from paceline.models.rows import Part, build_rows
 from paceline.models.state_book import only_time
@@ -49,7 +50,7 @@ class _Passes:
     def __init__(self, model: CausalLM, clock: Callable[[], float]) -> None:
         self._model, self._clock, self._began = model, clock, clock()
         self._pages = range(pages_for(CONTEXT + MANY[-1]))
-        self._cache = only_time(model.new_cache(len(self._pages)))
+        self._cache = only_time(small_cache(model, len(self._pages)))
         self._tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, MANY[-1]).tolist()
         self.seconds: dict[int, float] = {}
 

@@ -18,12 +18,12 @@ def test_a_fraction_is_of_what_is_free(tiny, monkeypatch):
     monkeypatch.setattr(memory, "_meminfo", lambda: 1000 * PAGE_BYTES)
     monkeypatch.setattr(memory, "_container_room", lambda: 200 * PAGE_BYTES)
     assert available_memory() == 200 * PAGE_BYTES
-    pages, limit = cache_capacity(tiny.model, EngineConfig(memory_fraction=0.125))
+    pages, limit, _ = cache_capacity(tiny.model, EngineConfig(memory_fraction=0.125))
     assert (pages, limit) == (25, 25 * PAGE_SIZE)
 
 
 def test_bytes_are_bytes_and_half_a_gigabyte_when_nothing_is_said(tiny):
-    assert cache_capacity(tiny.model, EngineConfig(kv_cache_memory_bytes=3 * PAGE_BYTES + 5)) == (3, 3 * PAGE_SIZE)
+    assert cache_capacity(tiny.model, EngineConfig(kv_cache_memory_bytes=3 * PAGE_BYTES + 5)) == (3, 3 * PAGE_SIZE, 0)
     assert cache_bytes(EngineConfig(), tiny.model) == 1 << 29
 
 

@@ -24,7 +24,7 @@ from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.resolve import ModelSource
 from paceline.models.rows import Part, build_rows
-from paceline.models.state_book import StateLost
+from paceline.models.state_book import StateLost, StateStore
 from paceline.models.torch_executor import TorchModel
 from paceline.speculation import CostProfile
 from paceline.types import SamplingParams
@@ -269,6 +269,15 @@ def test_costs_are_measured_in_caches_with_room_for_states(make_engine, monkeypa
 def test_a_cache_without_room_for_keys_says_what_the_states_take(make_engine):
     with pytest.raises(InvalidParameter, match=r"hold 0 tokens besides \d+ bytes of states, not the 16 of a request"):
         make_engine(room=8000)
+
+
+def test_states_without_memory_are_told_by_the_field_of_the_cache(make_engine, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(StateStore, "hold", fail)
+    with pytest.raises(InvalidParameter, match=r"kv_cache_memory_bytes: .* cannot be allocated"):
+        make_engine()
 
 
 def test_layers_are_not_searched_where_states_are_kept_of_few_tokens(make_engine):
