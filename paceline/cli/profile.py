@@ -107,6 +107,7 @@ def _made(
     """(profile, description of its source). Raises InvalidParameter unless one of `device` and `tuned` is given."""
     from paceline.placement import ModelProfile, ParallelConfig, Stages
     from paceline.placement.profiling import profile_from_sheet, read_device
+    from paceline.placement.profiling.sheet import lasting_bytes
     from paceline.placement.tokens import TokenProfile
     from paceline.scheduling.profile import Profile
 
@@ -120,7 +121,8 @@ def _made(
     assert tuned is not None
     budget = {} if token_budget is None else {"token_budget": token_budget}
     tokens = TokenProfile.of_tuned(Profile.read(tuned), seats=seats, **budget)
-    stages = Stages((tokens.pass_seconds(1),), (work.total_bytes,), tokens=tokens, kv_bytes=work.bytes_per_token)
+    weights = (lasting_bytes(work, seats),)
+    stages = Stages((tokens.pass_seconds(1),), weights, tokens=tokens, kv_bytes=work.bytes_per_token)
     return ModelProfile(name, {ParallelConfig(): stages}), f"measured passes ({tuned})"
 
 

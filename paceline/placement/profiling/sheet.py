@@ -37,11 +37,16 @@ def profile_from_sheet(
     }
     if not entries:
         best = min(splits, key=lambda split: fullest_bytes(work, split, seats))
-        problem = (
-            f"{name!r} takes {fullest_bytes(work, best, seats):.3g} bytes of a device in its finest split over a node"
-        )
-        problem += f" ({best.tensor} x {best.pipeline}, tensor x pipeline), of {room:.3g} that weights may take there"
-        raise InvalidParameter("device", problem, "give a larger device, or more devices per node")
+        taken, weights = fullest_bytes(work, best, seats), fullest_bytes(work, best, 0)
+        split = f"in its finest split over a node ({best.tensor} x {best.pipeline}, tensor x pipeline)"
+        if weights < room:
+            problem = (
+                f"{taken - weights:.3g} bytes of states beside {weights:.3g} of weights, of {room:.3g} on a device"
+            )
+            raise InvalidParameter("seats", f"{seats} requests at once have {problem}, {split}", "give fewer seats")
+        problem = f"{name!r} takes {weights:.3g} bytes of a device {split}, of {room:.3g} that weights may take there"
+        more = "" if work.is_whole else ", or more devices per node"
+        raise InvalidParameter("device", problem, f"give a larger device{more}")
     return ModelProfile(name, entries)
 
 

@@ -117,6 +117,9 @@ def test_what_runs_in_one_process_is_planned_on_one_device(values):
     assert one_more == pytest.approx(sizes.request_bytes(1024) / 1e12)
     with pytest.raises(InvalidParameter, match="finest split"):
         profile_from_sheet("whole", sizes, replace(ROUND, memory=sizes.total_bytes), seats=16)
+    if sizes.state_bytes:
+        with pytest.raises(InvalidParameter, match=r"seats: 256 requests at once have .* of states"):
+            profile_from_sheet("whole", sizes, replace(ROUND, memory=1.2 * sizes.total_bytes), seats=256)
 
 
 def test_a_mixture_reads_the_experts_that_its_rows_take():
