@@ -130,6 +130,7 @@ class EngineConfig:
             loaded; with several GPUs, of all of them.
         prefix_caching: whether requests with a common prefix compute its pages once.
         scheduler: scheduling policy by name.
+        chat_template: a file with a Jinja template, or the template itself, in place of the model's own.
         parse_special_tokens: whether control tokens written in prompts and messages (``<|im_end|>``) are encoded as
             such. If not, they are plain text, and only the chat template can end a turn.
         deterministic: for the cuda executor: the logits of a row are bitwise the same whatever rows share its pass, as
@@ -157,6 +158,7 @@ class EngineConfig:
     memory_fraction: float | None = None
     prefix_caching: bool = True
     scheduler: SchedulerName = "stall_free"
+    chat_template: str | PathLike[str] | None = None
     parse_special_tokens: bool = True
     deterministic: bool = False
     profile: str = "auto"
@@ -177,6 +179,11 @@ class EngineConfig:
         for name in ("prefix_caching", "parse_special_tokens", "deterministic"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameter(name, f"{getattr(self, name)!r} is not True or False", "give a bool")
+        if self.chat_template is not None and not (
+            isinstance(self.chat_template, str | PathLike) and str(self.chat_template)
+        ):
+            problem = f"{self.chat_template!r} is neither a file's name nor a template"
+            raise InvalidParameter("chat_template", problem, "change it, or leave it out")
         if not self.profile:
             raise InvalidParameter("profile", "is empty", "name a file of `paceline tune`, or give auto or none")
         if self.dtype in _DTYPE_SPELLINGS:
@@ -212,8 +219,11 @@ class EngineConfig:
         return "auto" if self.device == "cpu" and not self.is_parallel else "torch"
 
     def in_one_process(self) -> "EngineConfig":
-        """The same config for a model that runs in this process alone, e.g. the draft model of a parallel run."""
-        one = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "pipeline_layer_partition": None}
+        """The same config for a draft model, which runs in this process alone and is given no conversations."""
+        one: dict[str, Any] = {
+            "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "pipeline_layer_partition": None,
+            "chat_template": None,
+        }  # fmt: skip
         return replace(self, **one)
 
 

@@ -44,6 +44,7 @@ def chat(
     drafting: Drafting,
     sampling: ChatSampling,
     system: Annotated[str | None, o.option(o.SAMPLING, "--system", help="System message.")] = None,
+    chat_template: o.ChatTemplate = None,
     machine: Machine,
 ) -> None:
     """Chat with a model. Lines can be edited, /help lists the commands, Ctrl-C ends an answer.
@@ -58,7 +59,7 @@ def chat(
     """
     params = sampling.params()
     system = None if system is None else argument_text("system", system)
-    llm = o.load_llm(model, drafting.config(), **machine.engine())
+    llm = o.load_llm(model, drafting.config(), chat_template=chat_template, **machine.engine())
     o.say_dtype(llm, machine.dtype)
     messages.print("/help lists the commands, /exit leaves.", style="dim")
     messages.print(LEGEND)

@@ -53,13 +53,15 @@ def generate(
     answer: Answer,
     raw: o.Raw = False,
     chat: o.Chat = False,
+    chat_template: o.ChatTemplate = None,
     compare: Annotated[bool, o.option(o.OUTPUT, "--compare", help="Run plain decoding too and compare.")] = False,
     devices: Devices,
     as_json: o.Json = False,
 ) -> None:
     """Generate text, drafting ahead; the text is what the model alone would have said.
 
-    A model with a chat template gets the prompt as a user's message in it; --raw leaves the prompt as it is.
+    A model with a chat template, or one that is given a template, gets the prompt as a user's message in it; --raw
+    leaves the prompt as it is.
 
     Examples:
 
@@ -87,6 +89,8 @@ def generate(
         raise InvalidParameter("prompt", "is empty", "give at least one character")
     if chat and raw:
         raise InvalidParameter("raw", "is given beside --chat", "leave one of the two out")
+    if chat_template is not None and raw:
+        raise InvalidParameter("raw", "is given beside --chat-template", "leave one of the two out")
     if compare and answer.seed is None and not params.is_greedy:
         raise InvalidParameter("seed", "is missing", "sampled texts can only be compared under one seed")
     speculative = drafting.config()
@@ -94,7 +98,7 @@ def generate(
         raise InvalidParameter("compare", "--draft none is plain decoding itself", "name a drafter, or leave one out")
     if compare and speculative is not None and speculative.num_draft_tokens == 0:
         raise InvalidParameter("compare", "-k 0 is plain decoding itself", "give 1 or more, or leave one out")
-    llm = o.load_llm(model, speculative, **devices.engine())
+    llm = o.load_llm(model, speculative, chat_template=chat_template, **devices.engine())
     if not as_json:
         o.say_dtype(llm, devices.dtype)
     try:

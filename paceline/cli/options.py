@@ -155,6 +155,13 @@ MaxBatchedTokens = Annotated[
 SchedulerPolicy = Annotated[
     str, option(MACHINE, "--scheduler", help=f"Scheduling policy: {', '.join(SchedulerName.__args__)}.")
 ]
+ChatTemplate = Annotated[
+    str | None,
+    option(
+        MACHINE, "--chat-template",
+        help="A file with a Jinja template, or the template itself on one line, in place of the model's own.",
+    ),
+]  # fmt: skip
 ParseSpecial = Annotated[
     bool,
     option(

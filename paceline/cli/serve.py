@@ -67,6 +67,7 @@ def serve(
         Path | None,
         typer.Option("--config", help="YAML file of these options.", is_eager=True, callback=_read_config),
     ] = None,
+    chat_template: o.ChatTemplate = None,
     drafting: Drafting,
     devices: ServedOn,
     front: Front,
@@ -118,6 +119,9 @@ def serve(
         raise InvalidParameter("keep_served", "is for one model", "leave --cluster and --also out")
     if plan.cluster is not None:
         plan.check_alone(model or also, served_model_name, devices, auditing.audit_rate)
+        if chat_template is not None:
+            remedy = "write it under engine of a model in the plan"
+            raise InvalidParameter("chat_template", "is given beside --cluster", remedy)
         _serve_cluster(plan.cluster, plan, devices.engine(), speculative, settings, front, listen)
         return
     rate = auditing.audit_rate
@@ -126,15 +130,17 @@ def serve(
     first, further = served_model_name or name, named_models("also", also)
     if first in further:
         raise InvalidParameter("also", f"{first!r} is the name of the first model", "give every model its own name")
-    models = {first: name, **further}
-    _serve_here(models, {"speculative": speculative, **devices.engine()}, front, listen, audit)
+    _serve_here(
+        {first: name, **further}, {"speculative": speculative, **devices.engine()}, front, listen, audit, chat_template
+    )
 
 
 def _serve_here(
     models: dict[str, str], options: dict[str, Any], front: Front,
-    listen: Callable[..., Coroutine[Any, Any, None]], audit: AuditBeside | None,
+    listen: Callable[..., Coroutine[Any, Any, None]], audit: AuditBeside | None, chat_template: str | None,
 ) -> None:  # fmt: skip
-    """Models of this process, each with an engine of its own; `models` is name to path."""
+    """Models of this process, each with an engine of its own; `models` is name to path, the first of them with
+    `chat_template` in place of its own."""
     from paceline.serving.local import LocalBackend
     from paceline.serving.model_spec import ModelSpec
     from paceline.serving.run import bind, run
@@ -144,7 +150,8 @@ def _serve_here(
     with progress_bars() as progress:
         opener = partial(open_model, progress=progress, **options)
         watched = opener if audit is None else audit.opener(opener)
-        specs = [ModelSpec(name, path) for name, path in models.items()]
+        own = [{"chat_template": chat_template}, *({} for _ in range(len(models) - 1))]
+        specs = [ModelSpec(*named, engine=engine) for named, engine in zip(models.items(), own, strict=True)]
         backend = LocalBackend(specs, watched, bytes if audit is None else audit.metrics)
     listening = listen(backend, bound=bound)
     run(listening if audit is None else audit.beside(listening))

@@ -24,6 +24,7 @@ from paceline.models.loaded import LoadedModel
 from paceline.models.processors import check_threads
 from paceline.models.resolve import resolve_model
 from paceline.models.state_book import MOST_DRAFTED, HoldsStates, most_texts
+from paceline.models.text.given_template import read_template, with_given_template
 from paceline.sampling import resolve
 from paceline.scheduling.config import SchedulerConfig
 from paceline.scheduling.pages import PagePool
@@ -49,7 +50,10 @@ def load(name: str, config: EngineConfig, progress: NamedProgress = silent) -> L
     """
     check_threads(config.num_threads)
     check_executor(config.chosen_executor)
+    template = None if config.chat_template is None else read_template(config.chat_template)  # before a download
     source = resolve_model(name, progress=lambda done, total: progress(f"fetching {name}", done, total))
+    if template is not None:
+        source = replace(source, tokenizer=with_given_template(source.tokenizer, template))
     return LoadedModel(source, load_executor(source.checkpoint, config, name, progress))
 
 

@@ -46,7 +46,7 @@ class Prompts:
         marked = _with_end(messages, mark) if mark else messages
         text = self.tokenizer.apply_chat_template(marked, add_generation_prompt and not mark, variables=template)
         if mark and mark not in text:
-            problem = "the model's chat template does not write the text of the final message"
+            problem = "the chat template does not write the text of the final message"
             raise InvalidParameter("continue_final_message", problem, "leave it out")
         if mark:
             text = text.rpartition(mark)[0]

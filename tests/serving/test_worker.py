@@ -11,6 +11,7 @@ from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
+from paceline.models.text.tokenizer import Tokenizer
 from paceline.serving.app import build_app
 from paceline.serving.cluster.plan import plan_of
 from paceline.serving.cluster.preflight import check_loadable
@@ -19,6 +20,7 @@ from paceline.serving.model_spec import ModelSpec
 from paceline.serving.worker import open_model
 from paceline.types import SamplingParams
 from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
+from tests.models.vocabularies import byte_level_gguf
 
 SOURCE = ModelSource("tiny", RandomCheckpoint(small_config()), ByteTokenizer())  # type: ignore[arg-type]
 
@@ -92,3 +94,16 @@ def test_a_split_that_does_not_fit_the_model_is_refused_before_anything_starts()
     assert asked[1:] == ["tiny", "tinier"]
     with pytest.raises(InvalidParameter, match=r"groups\[0\].*'a'.*4 stages for 3 layers"):
         check_loadable(plan_of({"groups": [[1, 4, [0]]], "models": models}), lambda *_: None, resolve)
+
+
+def test_a_chat_template_of_a_plan_is_tried_before_anything_starts():
+    source = ModelSource("tiny", SOURCE.checkpoint, Tokenizer.from_gguf(byte_level_gguf()))
+
+    def check(template):
+        model = {"name": "a", "path": "tiny", "engine": {"chat_template": template}}
+        plan = plan_of({"groups": [[1, 1, [0]]], "models": [model]})
+        check_loadable(plan, lambda *_: None, lambda path, progress: source)
+
+    check("{{ messages[0].content }}")
+    with pytest.raises(InvalidParameter, match=r"models\.a\.engine\.chat_template: does not compile"):
+        check("{% if %}")

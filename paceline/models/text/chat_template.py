@@ -1,7 +1,7 @@
 """Chat templates turn a list of messages into the prompt format that a chat model was trained on.
 
-Templates come with the model and are programs, so they run in a sandbox (`template_sandbox.py`). Not for tokenising the
-result.
+Templates come with the model, or from the user, and are programs, so they run in a sandbox (`template_sandbox.py`). Not
+for tokenising the result.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.errors import InvalidParameter
 from paceline.models.text.messages import plain_messages
 
 _LONGEST_DATE = 1000
@@ -26,7 +26,7 @@ class ChatTemplate:
         variables: names available to the template besides the messages, e.g. ``bos_token``.
 
     Raises:
-        UnsupportedModel: the template does not compile.
+        InvalidParameter: the template does not compile.
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
@@ -39,8 +39,8 @@ class ChatTemplate:
             self._template = environment.compiled(source)
         except Exception as error:  # bad syntax, or nesting beyond what Jinja or Python can compile
             problem = f"{type(error).__name__}: {str(error)[:200]}"
-            raise UnsupportedModel(
-                f"chat_template: does not compile ({problem}); give the prompt as plain text"
+            raise InvalidParameter(
+                "chat_template", f"does not compile ({problem})", "give another, or the prompt as plain text"
             ) from None
         self._variables = dict(variables)
 
@@ -69,12 +69,10 @@ class ChatTemplate:
         except (TemplateError, TypeError) as error:
             refused = not isinstance(error, TemplateTooLarge)
             remedy = "use the roles it knows" if refused else "give the prompt as plain text"
-            problem = (
-                f"the model's chat template {'refuses them' if refused else 'cannot be used'} ({shortened(error)})"
-            )
+            problem = f"the chat template {'refuses them' if refused else 'cannot be used'} ({shortened(error)})"
             raise InvalidParameter("messages", problem, remedy) from None
         except Exception as error:  # a template is a program: it may divide by zero or recurse endlessly
-            problem = f"the model's chat template fails ({type(error).__name__}: {str(error)[:200]})"
+            problem = f"the chat template fails ({type(error).__name__}: {str(error)[:200]})"
             raise InvalidParameter("messages", problem, "give the prompt as plain text") from None
 
 

@@ -9,12 +9,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 from tokenizers import Tokenizer as Backend
 
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.fields import Fields
 from paceline.models.text.chat_template import ChatTemplate
 from paceline.models.text.gguf_vocabulary import SENTENCEPIECE, backend_from_gguf, begins_with_space
@@ -115,7 +116,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model came with a chat template."""
+        """Whether there is a chat template, the model's own or a given one."""
         return self._template_source is not None
 
     @property
@@ -145,6 +146,18 @@ class Tokenizer:
         return "<|channel|>" in (self._template_source or "") and all(
             self.control_id(name) is not None for name in names
         )
+
+    def with_chat_template(self, source: str) -> "Tokenizer":
+        """The same tokenizer with another chat template, which serves chats with tools too.
+
+        Raises:
+            InvalidParameter: the template does not compile.
+        """
+        other = copy(self)
+        other.__dict__.pop("speaks_harmony", None)  # depends on the template
+        other._template_source = other._tool_source = source
+        other._templates = {source: ChatTemplate(source, self._template_variables)}
+        return other
 
     def control_id(self, name: str) -> int | None:
         """Id of the control token called `name`; None where there is none."""
@@ -228,12 +241,17 @@ class Tokenizer:
 
         Raises:
             InvalidParameter: the model has no chat template, or the messages do not fit it.
+            UnsupportedModel: the model's own template does not compile.
         """
         source = self._tool_source if (variables or {}).get("tools") else self._template_source
         if source is None:
-            raise InvalidParameter("messages", "the model has no chat template", "give the prompt as plain text")
+            remedy = "give it one (--chat-template, chat_template=...), or the prompt as plain text"
+            raise InvalidParameter("messages", "the model has no chat template", remedy)
         if source not in self._templates:
-            self._templates[source] = ChatTemplate(source, self._template_variables)
+            try:
+                self._templates[source] = ChatTemplate(source, self._template_variables)
+            except InvalidParameter as error:
+                raise UnsupportedModel(str(error)) from None
         if self.speaks_harmony:  # its template does not know the tags
             messages = [thoughts_apart(message) for message in messages]
         return self._templates[source].render(messages, add_generation_prompt, variables)

@@ -1,0 +1,88 @@
+"""`--chat-template` on a model that has no template of its own."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.main import app
+from paceline.engine.llm import LLM
+from paceline.errors import InvalidParameter
+from paceline.serving.app import build_app
+
+TEMPLATE = r"{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+SHORT = ("--draft", "none", "-n", "4")
+
+
+def run(*arguments, **more):
+    return CliRunner().invoke(app, list(arguments), **more)
+
+
+@pytest.fixture
+def template_file(tmp_path):
+    path = tmp_path / "chat.jinja"
+    path.write_text(TEMPLATE.replace(r"\n", "\n"), encoding="utf-8")
+    return str(path)
+
+
+def generated(model, *arguments):
+    result = run("generate", "-m", model, *SHORT, "--json", *arguments)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["token_ids"]
+
+
+def test_generate_puts_the_prompt_into_the_given_template(base_model, template_file):
+    expected = generated(base_model, "--raw", "user: the cat\n")
+    assert generated(base_model, "--chat-template", template_file, "the cat") == expected
+    assert generated(base_model, "--chat-template", TEMPLATE, "the cat") == expected
+    assert generated(base_model, "the cat") != expected
+
+
+def test_an_llm_takes_the_template_and_tries_it_first(base_model, template_file):
+    with LLM(base_model, speculative=None, chat_template=template_file) as llm:
+        assert llm.tokenizer.decode(llm.chat_prompt([{"role": "user", "content": "hi"}])) == "user: hi\n"
+    with pytest.raises(InvalidParameter, match="chat_template: 'nowhere' cannot be read"):
+        LLM(base_model, chat_template="nowhere")
+
+
+def test_chat_answers_in_the_given_template(base_model, template_file):
+    result = run("chat", "-m", base_model, *SHORT, "--chat-template", template_file, input="the cat\n/exit\n")
+    assert result.exit_code == 0 and "no chat template" not in result.stderr, result.output
+
+
+def test_the_template_given_to_serve_is_the_first_models(base_model, template_file, monkeypatch):
+    seen = {}
+
+    async def listen(backend, **_):
+        transport = httpx.ASGITransport(build_app(backend))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client:
+            for name in ("mine", "other"):
+                body = {"model": name, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+                seen[name] = await client.post("/v1/chat/completions", json=body)
+        await backend.close()
+
+    monkeypatch.setattr("paceline.cli.serve._listen", listen)
+    monkeypatch.setattr("paceline.serving.run.run", asyncio.run)
+    result = run("serve", base_model, "--served-model-name", "mine", "--also", f"other={base_model}", "--port", "0",
+                 "--draft", "none", "--chat-template", template_file)  # fmt: skip
+    assert result.exit_code == 0, result.exception
+    assert seen["mine"].status_code == 200 and seen["mine"].json()["usage"]["completion_tokens"] > 0
+    assert seen["other"].status_code == 400
+    assert "--chat-template" in seen["other"].json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["generate", "--raw", "--chat-template", "{{ 1 }}", "hi"], "raw: is given beside --chat-template"),
+        (["generate", "--chat-template", "", "hi"], "chat_template: ''"),
+        (["serve", "--chat-template", "{{ 1 }}", "--cluster", "PLAN"], "chat_template: is given beside --cluster"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(arguments, says, tmp_path):
+    plan = tmp_path / "plan.json"
+    plan.write_text('{"groups": [[1, 1, [0]]], "models": ["a"]}')
+    result = run(*(str(plan) if each == "PLAN" else each for each in arguments))
+    assert isinstance(result.exception, InvalidParameter) and says in str(result.exception)
