@@ -12,7 +12,7 @@ from paceline.cli.line_input import line_reader
 from paceline.cli.prompts import argument_text
 from paceline.cli.show import LEGEND, TokenPrinter, closing_table, why_cut, why_short
 from paceline.cli.terminal import messages, output, show_table, warnings_later
-from paceline.errors import EngineDead, PacelineError
+from paceline.errors import EngineDead, InvalidParameter, PacelineError
 from paceline.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -60,6 +60,10 @@ def chat(
     params = sampling.params()
     system = None if system is None else argument_text("system", system)
     llm = o.load_llm(model, drafting.config(), chat_template=chat_template, **machine.engine())
+    if not llm.tokenizer.has_chat_template:
+        problem = "the model has none, and a conversation needs one"
+        remedy = "give it one with --chat-template FILE, or use paceline generate, which takes the prompt as it is"
+        raise InvalidParameter("chat_template", problem, remedy)
     o.say_dtype(llm, machine.dtype)
     messages.print("/help lists the commands, /exit leaves.", style="dim")
     messages.print(LEGEND)

@@ -101,6 +101,9 @@ def generate(
     llm = o.load_llm(model, speculative, chat_template=chat_template, **devices.engine())
     if not as_json:
         o.say_dtype(llm, devices.dtype)
+    if not raw and not llm.tokenizer.has_chat_template:
+        said = "the model has no chat template, so the prompt is used as it is; --chat-template gives it one"
+        messages.print(said, style="dim", soft_wrap=True)
     try:
         _answer(llm, llm.user_prompt(text, raw), params, compare, as_json)
     except PromptTooLong as error:

@@ -73,6 +73,20 @@ def test_the_template_given_to_serve_is_the_first_models(base_model, template_fi
     assert "--chat-template" in seen["other"].json()["error"]["message"]
 
 
+def test_generate_says_that_a_prompt_is_used_as_it_is(base_model):
+    told = "the model has no chat template, so the prompt is used as it is; --chat-template gives it one\n"
+    for arguments, says in (([], True), (["--json"], True), (["--raw"], False), (["--chat-template", TEMPLATE], False)):
+        result = run("generate", "-m", base_model, *SHORT, *arguments, "the cat")
+        assert result.exit_code == 0 and (told in result.stderr) is says
+        assert "template" not in result.stdout
+
+
+def test_chat_needs_a_template(base_model):
+    result = run("chat", "-m", base_model, *SHORT, input="the cat\n/exit\n")
+    assert isinstance(result.exception, InvalidParameter)
+    assert "chat_template: the model has none" in str(result.exception) and "paceline generate" in str(result.exception)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
