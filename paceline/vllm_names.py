@@ -59,6 +59,8 @@ CALL = {
     "use_tqdm": "use progress",
     "lora_request": "train the adapter into the weights",
     "prompt_token_ids": "give the ids as prompts",
+    "chat_template_content_format": "leave it out: templates are given contents as texts",
+    "mm_processor_kwargs": "leave it out: no images or sounds are read",
 }
 """Arguments of vLLM's LLM.generate and LLM.chat."""
 

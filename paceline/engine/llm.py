@@ -12,15 +12,15 @@ from paceline.drafters.registry import AUTO, resolve_drafter
 from paceline.engine.build import build_engine, load, silent
 from paceline.engine.calls import Calls, Inbox, TokenStream
 from paceline.engine.engine import Engine
+from paceline.engine.first_start import start_compiler
 from paceline.engine.memory import cache_capacity
 from paceline.engine.pass_costs import pass_costs, step_seconds
 from paceline.engine.profiles import dtype_of
 from paceline.engine.progress import watched
-from paceline.engine.prompts import Message, Prompt, Prompts, as_list, named, per_prompt
+from paceline.engine.prompts import Message, Prompt, Prompts, as_list, named, per_prompt, variables_of
 from paceline.engine.turnstile import Turnstile
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, RunsInParts
-from paceline.models.fetch.download import BUILTIN_MODELS, check_place, weights_path
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.models.text.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ class LLM:
             speculative = engine.pop("speculative_config")
         model, config = str(model), from_mapping(EngineConfig, engine, ("model", "speculative", "progress"))
         wanted = SpeculativeConfig.of(speculative)
-        _start_compiler(model, config)
+        start_compiler(model, config)
         self._set_up(load(model, config, progress), config, wanted, progress, Turnstile())
 
     @classmethod
@@ -258,15 +258,32 @@ class LLM:
         timeout: float | None = None,
         cache_salt: str = "",
         progress: bool = False,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Generate answers to one conversation or several: lists of ``{"role": ..., "content": ...}``.
 
-        A content is a text or a list of OpenAI's text parts; an assistant turn with ``tool_calls`` may have none. Other
-        arguments as in `generate`.
+        A content is a text or a list of OpenAI's text parts; an assistant turn with ``tool_calls`` may have none. Roles
+        are system, developer, user, assistant and tool. Arguments that are not listed here are as in `generate`.
+
+        Args:
+            chat_template: a Jinja template in place of the model's own, for this call.
+            add_generation_prompt, continue_final_message: see `chat_prompt`.
+            tools: OpenAI's definitions, for the template; told in words where it has no place for them. What an answer
+                calls is in its text.
+            chat_template_kwargs: further variables of the template.
+
+        Raises:
+            InvalidParameter: as `generate` and `chat_prompt`, or for tools or a template that cannot be used.
         """
         several = isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple)
         conversations: Any = messages if several else [messages]
-        prompts = [self.chat_prompt(c) for c in conversations]
+        ending = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+        template = variables_of(chat_template_kwargs, tools)
+        prompts = self._prompts.with_template(chat_template).of_chats(conversations, template, **ending)
         how: dict[str, Any] = {"priority": priority, "timeout": timeout, "cache_salt": cache_salt, "progress": progress}
         return self.generate(prompts, sampling_params, **how)
 
@@ -283,7 +300,8 @@ class LLM:
                 from there.
 
         Raises:
-            InvalidParameter: the model has no template, or the messages do not fit it or the context.
+            InvalidParameter: the model has no template, a role is unknown, or the messages do not fit the template or
+                the context.
         """
         how = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
         return self._prompts.of_chat(messages, template, **how)
@@ -329,21 +347,3 @@ class LLM:
             raise InvalidParameter("n", f"{params.n} samples in one stream", "use generate, or AsyncLLM")
         inbox: Inbox = deque()
         return self._calls.stream(self._calls.add(self.token_ids_of(prompt), self.prepared(params), inbox), inbox)
-
-
-def _start_compiler(model: str, config: EngineConfig) -> None:
-    """Compile the kernels of a built-in model while it is downloaded for the first time.
-
-    Raises:
-        DownloadFailed: the cache cannot be written, or has no room for the model.
-    """
-    builtin = BUILTIN_MODELS.get(model)
-    if builtin is None or weights_path(builtin).exists() or config.chosen_executor in ("torch", "cuda"):
-        return
-    check_place(builtin)  # rather now than after half a minute of compiling
-    from paceline.engine.ahead import compile_beside
-    from paceline.models.numba_executor.ahead import compile_ahead
-
-    dtype = builtin.dtype if config.dtype == "auto" else config.dtype
-    compile_beside(dtype, config.kv_cache_dtype)
-    compile_ahead(dtype, config.kv_cache_dtype, builtin.blocks)

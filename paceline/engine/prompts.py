@@ -7,14 +7,15 @@ import reprlib
 import uuid
 from collections.abc import Generator, Iterable, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from operator import index
 from typing import Any
 
 from paceline.errors import InvalidParameter, PromptTooLong
-from paceline.models.text.messages import plain_messages
+from paceline.models.text.messages import check_continued, check_variables, known_role, plain_messages
 from paceline.models.text.tokenizer import Tokenizer
+from paceline.models.text.tools import checked_tools, explained, written_calls
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -38,7 +39,9 @@ class Prompts:
         add_generation_prompt: bool = True, continue_final_message: bool = False,
     ) -> list[int]:  # fmt: skip
         """See `LLM.chat_prompt`."""
-        messages = plain_messages(messages)
+        messages = self._told(messages, (template or {}).get("tools"))
+        if continue_final_message:
+            check_continued(messages[-1])
         self._check_size("".join(one["content"] for one in messages))
         if not self.parse_special_tokens:
             messages = self.tokenizer.masked(messages)
@@ -51,6 +54,40 @@ class Prompts:
         if mark:
             text = text.rpartition(mark)[0]
         return self._encode(text, add_special_tokens=False, masked=True)
+
+    def of_chats(
+        self, conversations: Sequence[Sequence[Message]], template: Mapping[str, Any], **ending: bool
+    ) -> list[list[int]]:
+        """`of_chat` for each; an error names the conversation where there are several."""
+        found: list[list[int]] = []
+        for number, messages in enumerate(conversations):
+            with named(number, len(conversations), "conversations"):
+                found.append(self.of_chat(messages, template, **ending))
+        return found
+
+    def with_template(self, source: str | None) -> "Prompts":
+        """The same with another chat template; None leaves the model's own.
+
+        Raises:
+            InvalidParameter: it is no template.
+        """
+        if source is None:
+            return self
+        if not isinstance(source, str) or "{" not in source:
+            remedy = "give the text of one; LLM(chat_template=...) takes the name of a file too"
+            raise InvalidParameter("chat_template", f"{reprlib.repr(source)} is no Jinja template", remedy)
+        return replace(self, tokenizer=self.tokenizer.with_chat_template(source))
+
+    def _told(self, messages: Sequence[Message], tools: Any) -> Sequence[Message]:
+        """The messages with known roles; tools and calls are text where the chat template has no place for them."""
+        found: Sequence[Message] = [
+            message | {"role": known_role(f"messages[{number}]", message["role"])}
+            for number, message in enumerate(plain_messages(messages))
+        ]
+        if not (tools or any(message.get("tool_calls") for message in found)) or self.tokenizer.reads_tools:
+            return found
+        found = written_calls(found)
+        return explained(found, checked_tools(tools)) if tools else found
 
     def of_user(self, text: str, raw: bool = False) -> list[int]:
         """See `LLM.user_prompt`."""
@@ -103,15 +140,26 @@ def _is_bool(value: object) -> bool:
     return isinstance(value, bool)
 
 
+def variables_of(given: Mapping[str, Any] | None, tools: Any) -> dict[str, Any]:
+    """The variables of a template from `chat_template_kwargs` and `tools`.
+
+    Raises:
+        InvalidParameter: one of the two cannot be used.
+    """
+    check_variables({} if given is None else given)
+    checked = checked_tools(tools) if tools is not None else []
+    return dict(given or {}) | ({"tools": checked} if checked else {})
+
+
 @contextmanager
-def named(number: int, count: int) -> Generator[None, None, None]:
-    """Add the prompt's index to an `InvalidParameter` raised for one of several prompts."""
+def named(number: int, count: int, what: str = "prompts") -> Generator[None, None, None]:
+    """Add the index to an `InvalidParameter` raised for one of several prompts, or of `what` they are."""
     try:
         yield
     except InvalidParameter as error:
         if count == 1:
             raise
-        raise InvalidParameter(error.field, f"in prompts[{number}], {error.problem}", error.remedy) from None
+        raise InvalidParameter(error.field, f"in {what}[{number}], {error.problem}", error.remedy) from None
 
 
 def _with_end(messages: Sequence[Message], mark: str) -> Sequence[Message]:

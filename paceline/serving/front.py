@@ -22,7 +22,6 @@ from paceline.serving.refusals import HttpRefusal
 from paceline.serving.rendering import rendered, response
 from paceline.serving.settings import Settings
 from paceline.serving.stream import DONE, EventStream, bodies, cancelled, event, events, gather, run, unless_gone
-from paceline.serving.tools import written_calls
 
 _EARLY_SECONDS = 1.0
 """Seconds after which a stream's headers are sent without its first token; rejections arrive before that."""
@@ -105,7 +104,7 @@ class Front:
         body.model = self.served_name(body.model)
         if caller and not self.settings.shared_cache:
             body.cache_salt = f"{caller} {body.cache_salt}"
-        jobs = [self._with_tools(self._bounded(job), body) for job in body.jobs(request_id)]
+        jobs = [self._bounded(job) for job in body.jobs(request_id)]
         wish = _wish(body, jobs, self.settings)
         if wish.tools is not None and self.text is not None and body.model in self.backend.models:
             wish = replace(wish, tagged_calls=self.text.describe(body.model)["tags_calls"])
@@ -152,16 +151,6 @@ class Front:
         self, told: AsyncGenerator[str, None], problem: Callable[[dict[str, Any]], str], stack: AsyncExitStack
     ) -> Response:
         return EventStream(told, self.gate, self.settings.ping_seconds, problem, stack)
-
-    def _with_tools(self, job: Job, body: CompletionRequest | ChatRequest) -> Job:
-        """The job with tools and earlier calls as text, if the model's chat template does not support tools."""
-        is_told = "tools" in job.template
-        if not isinstance(body, ChatRequest) or not (is_told or any(each.get("tool_calls") for each in job.messages)):
-            return job
-        if self.text is None or job.model not in self.backend.models or self.text.describe(job.model)["reads_tools"]:
-            return job
-        messages = written_calls(job.messages)
-        return replace(job, messages=body.choice_of_tools().explained(messages) if is_told else messages)
 
     def _places(self, jobs: list[Job]) -> int:
         """Number of queue slots for `jobs`: their samples, at most the queue's capacity."""

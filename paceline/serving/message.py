@@ -5,8 +5,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from paceline.errors import InvalidParameter
-
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+from paceline.models.text.messages import known_role
 
 
 class Part(BaseModel):
@@ -31,11 +30,7 @@ class Message(BaseModel):
             InvalidParameter: an unknown role, or a part that is no text.
         """
         extra = {key: value for key, value in (self.model_extra or {}).items() if value is not None}
-        if self.role not in _ROLES:
-            remedy = f"use {', '.join(_ROLES)}"
-            raise InvalidParameter(f"{where}.role", f"{self.role[:40]!r} is unknown", remedy)
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": self._text(where), **extra}
+        return {"role": known_role(where, self.role), "content": self._text(where), **extra}
 
     def _text(self, where: str) -> str:
         if not isinstance(self.content, list):

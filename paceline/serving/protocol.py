@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.errors import InvalidParameter
 from paceline.limits import NO_LIMIT
+from paceline.models.text.messages import check_continued, check_variables
 from paceline.serving.fields import (
     Amount,
     Bias,
@@ -265,14 +266,10 @@ class ChatRequest(Request):
 
     def _check_template(self, last: Mapping[str, Any]) -> None:
         """Raise InvalidParameter for wishes about the chat template that contradict each other."""
-        for name in ("messages", "tools", "add_generation_prompt", "continue_final_message"):
-            if name in self.chat_template_kwargs:
-                raise InvalidParameter("chat_template_kwargs", f"holds {name!r}", "send it as a field of the request")
+        check_variables(self.chat_template_kwargs)
         if not self.continue_final_message:
             return
-        if last["role"] != "assistant" or last.get("tool_calls"):
-            problem = "the final message is no text of the assistant's"
-            raise InvalidParameter("continue_final_message", problem, "end with one, or leave it out")
+        check_continued(last)
         if self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
             raise InvalidParameter("continue_final_message", "is given with add_generation_prompt", "set one of them")
 

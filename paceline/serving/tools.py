@@ -13,16 +13,12 @@ from typing import Any
 
 from paceline.errors import InvalidParameter
 from paceline.models.text.messages import read_arguments
+from paceline.models.text.tools import CALL_CLOSE, CALL_OPEN, checked_tools
 from paceline.serving.call_schema import calls_schema
 from paceline.serving.thoughts import overlap
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _BEGUN = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*(?:,\s*"arguments"\s*:\s*(.*))?', re.DOTALL)
 """A call that was cut off after its name: the name, and as much of its arguments as there is."""
-_MOST_TOOLS = 128
-_EXPLAINED = """You may call these functions:
-{tools}
-To call one, answer with {open}{{"name": NAME, "arguments": OBJECT}}{close} and nothing else."""
 
 
 class ToolChoice:
@@ -38,9 +34,7 @@ class ToolChoice:
     """
 
     def __init__(self, tools: Sequence[Any], choice: Any = None, is_parallel: bool = True) -> None:
-        if len(tools) > _MOST_TOOLS:
-            raise InvalidParameter("tools", f"{len(tools)} tools", f"send at most {_MOST_TOOLS}")
-        self.tools = [_checked(i, tool) for i, tool in enumerate(tools)]
+        self.tools = checked_tools(tools)
         known = [tool["function"]["name"] for tool in self.tools]
         self.demanded = self._demanded(choice, known)
         self.is_active = bool(self.tools) and choice != "none"
@@ -69,15 +63,6 @@ class ToolChoice:
             return None
         functions = [tool["function"] for tool in self.tools]
         return {"json": calls_schema([each for each in functions if each["name"] in self.demanded])}
-
-    def explained(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """`messages` with the tools told in words, for models whose chat template does not know of tools."""
-        tools = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in self.tools)
-        told = _EXPLAINED.format(tools=tools, open=_OPEN, close=_CLOSE)
-        if messages and messages[0].get("role") == "system":
-            first = {**messages[0], "content": f"{messages[0]['content']}\n\n{told}"}
-            return [first, *messages[1:]]
-        return [{"role": "system", "content": told}, *messages]
 
     def reader(self, tagged: bool = True) -> "CallReader":
         """Reads one answer; see `CallReader`."""
@@ -116,26 +101,30 @@ class CallReader:
             told, self._held, self._is_text = self._held, "", True
             return told, []
         shown, before = "", len(self.calls)
-        while _OPEN in self._held and _CLOSE in self._held.partition(_OPEN)[2]:
-            ahead, _, rest = self._held.partition(_OPEN)
-            inside, _, self._held = rest.partition(_CLOSE)
+        while CALL_OPEN in self._held and CALL_CLOSE in self._held.partition(CALL_OPEN)[2]:
+            ahead, _, rest = self._held.partition(CALL_OPEN)
+            inside, _, self._held = rest.partition(CALL_CLOSE)
             shown += ahead + self._taken(inside)
         if ended:
             more, _ = self._last(*self._split())
             return shown + more, self.calls[before:]
-        keep = self._split()[0] if _OPEN in self._held else self._held[: len(self._held) - overlap(self._held, _OPEN)]
+        keep = (
+            self._split()[0]
+            if CALL_OPEN in self._held
+            else self._held[: len(self._held) - overlap(self._held, CALL_OPEN)]
+        )
         self._held = self._held[len(keep) :]
         return shown + keep, self.calls[before:]
 
     def _split(self) -> tuple[str, str]:
         """What is held: before a call that has begun, and from there on."""
-        ahead, opening, inside = self._held.partition(_OPEN)
+        ahead, opening, inside = self._held.partition(CALL_OPEN)
         return ahead, opening + inside
 
     def _last(self, ahead: str, rest: str) -> tuple[str, list[dict[str, Any]]]:
         """The end of the answer: a call that was never closed may be whole all the same."""
         before, self._held = len(self.calls), ""
-        shown = ahead + self._taken(rest.removeprefix(_OPEN), rest) if rest else ahead
+        shown = ahead + self._taken(rest.removeprefix(CALL_OPEN), rest) if rest else ahead
         return shown, self.calls[before:]
 
     def _taken(self, inside: str, instead: str | None = None) -> str:
@@ -143,7 +132,7 @@ class CallReader:
         whole = _calls_in(inside)
         found = whole or (_begun_call(inside) if self._is_call else [])
         if not found or not self._names.issuperset(name for name, _ in found):
-            return f"{_OPEN}{inside}{_CLOSE}" if instead is None else instead
+            return f"{CALL_OPEN}{inside}{CALL_CLOSE}" if instead is None else instead
         self.is_cut = not whole
         for name, arguments in found if self._is_parallel else found[: 1 - len(self.calls)]:
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -210,27 +199,3 @@ def _object(arguments: str | Mapping[str, Any] | None) -> Any:
     if not isinstance(arguments, str):
         return arguments or {}
     return read_arguments(arguments) if arguments.strip() else {}
-
-
-def written_calls(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """`messages` with their calls as text, for models whose chat template does not know of them."""
-    return [_with_calls_written(message) if message.get("tool_calls") else message for message in messages]
-
-
-def _with_calls_written(message: Mapping[str, Any]) -> dict[str, Any]:
-    calls = [{"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
-             for call in message["tool_calls"]]  # fmt: skip
-    written = [f"{_OPEN}{json.dumps(call, ensure_ascii=False)}{_CLOSE}" for call in calls]
-    text = "\n".join([message["content"], *written] if message["content"] else written)
-    return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": text}
-
-
-def _checked(number: int, tool: Any) -> dict[str, Any]:
-    found = tool.get("function") if isinstance(tool, Mapping) else None
-    function: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
-    name = function.get("name")
-    if not isinstance(name, str) or not 1 <= len(name) <= 64:
-        raise InvalidParameter("tools", f"tools[{number}] has no name", "send {'type': 'function', 'function': {...}}")
-    if not isinstance(function.get("parameters") or {}, Mapping):
-        raise InvalidParameter("tools", f"tools[{number}].function.parameters is no schema", "send a JSON schema")
-    return {"type": "function", "function": dict(function)}

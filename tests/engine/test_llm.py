@@ -318,7 +318,7 @@ def test_no_limit_is_the_models_length(llm):
 def test_vllms_word_for_how_to_draft_is_taken(tiny, monkeypatch):
     from paceline.engine import llm as module
 
-    monkeypatch.setattr(module, "_start_compiler", lambda *_: None)
+    monkeypatch.setattr(module, "start_compiler", lambda *_: None)
     monkeypatch.setattr(module, "load", lambda *_: tiny)
     memory = {"kv_cache_memory_bytes": 1 << 22}
     vllms = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}

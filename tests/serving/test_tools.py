@@ -5,6 +5,7 @@ import json
 import pytest
 
 from paceline.errors import InvalidParameter
+from paceline.models.text.tools import explained
 from paceline.serving.anthropic import Messages
 from paceline.serving.protocol import ChatRequest
 from paceline.serving.tools import CallReader, ToolChoice, readable_calls
@@ -181,9 +182,9 @@ def test_a_list_of_calls_between_tags():
 
 def test_models_without_tools_in_their_template_are_told_in_words():
     choice = ToolChoice(TOOLS)
-    told = choice.explained([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}])
+    told = explained([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}], choice.tools)
     assert told[0]["content"].startswith("Be brief.") and '"weather"' in told[0]["content"] and len(told) == 2
-    assert choice.explained([{"role": "user", "content": "hi"}])[0]["role"] == "system"
+    assert explained([{"role": "user", "content": "hi"}], choice.tools)[0]["role"] == "system"
     assert choice.grammar is None and choice.is_active and not ToolChoice(TOOLS, "none").is_active
 
 

@@ -12,6 +12,9 @@ from typing import Any
 
 from paceline.errors import InvalidParameter
 
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_ARGUMENTS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+"""Names that a template is given in another way than as a variable."""
 _REMEDY = "give a list of {'role': ..., 'content': ...}"
 _TEXTS = ("text", "input_text", "output_text")
 _THOUGHTS = re.compile(r"\A<think>(.*?)(?:</think>\s*|\Z)", re.DOTALL)
@@ -28,6 +31,33 @@ def plain_messages(messages: Any) -> list[dict[str, Any]]:
     if not messages:
         raise InvalidParameter("messages", "the list is empty", _REMEDY)
     return [_plain(f"messages[{number}]", message) for number, message in enumerate(messages)]
+
+
+def known_role(where: str, role: str) -> str:
+    """The role of the message at `where` as templates know it: a developer's message is a system message.
+
+    Raises:
+        InvalidParameter: the role is unknown.
+    """
+    if role not in _ROLES:
+        raise InvalidParameter(f"{where}.role", f"{role[:40]!r} is unknown", f"use {', '.join(_ROLES)}")
+    return "system" if role == "developer" else role
+
+
+def check_variables(variables: Any) -> None:
+    """Raise InvalidParameter for `chat_template_kwargs` that are no mapping, or name what is given in another way."""
+    if not isinstance(variables, Mapping):
+        raise InvalidParameter("chat_template_kwargs", f"{reprlib.repr(variables)} is no mapping", "give a mapping")
+    for name in _ARGUMENTS:
+        if name in variables:
+            raise InvalidParameter("chat_template_kwargs", f"holds {name!r}", f"give {name} beside it, by that name")
+
+
+def check_continued(last: Mapping[str, Any]) -> None:
+    """Raise InvalidParameter for a final message that an answer cannot continue."""
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        problem = "the final message is no text of the assistant's"
+        raise InvalidParameter("continue_final_message", problem, "end with one, or leave it out")
 
 
 def thoughts_apart(message: Mapping[str, Any]) -> Mapping[str, Any]:
