@@ -22,6 +22,9 @@ from paceline.models.text.tokenizer import Tokenizer
 from paceline.models.text.tokenizer_folder import tokenizer_from_folder
 from paceline.types import Progress
 
+_WEIGHT_FILES = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
+"""How names of files with weights end."""
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ModelSource:
@@ -57,6 +60,8 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource
         return _from_gguf(name, path)
     if name in BUILTIN_MODELS:
         return _from_gguf(name, fetch_builtin(BUILTIN_MODELS[name], progress))
+    if _is_path(name):
+        raise _no_such_file(name)
     hub = hub_name(name)
     if hub is None:
         tried = "no local folder, no local file, no built-in name, and not of a hub id's form owner/model"
@@ -90,6 +95,8 @@ def resolve_config(name: str, *, progress: Progress | None = None) -> ModelConfi
 
 def _hub_config(name: str) -> Path:
     """The pulled copy of a hub id, or a folder with its config. Raises ModelNotFound where neither can be had."""
+    if _is_path(name):
+        raise _no_such_file(name)
     tried = "no local folder, no local file, no built-in name"
     hub = hub_name(name)
     if hub is None:
@@ -140,10 +147,28 @@ def hub_folder(name: str, patterns: Sequence[str], tried: str) -> Path:
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
         raise _not_found(name, f"{tried}, and the hub has no model of that name ({type(error).__name__})") from None
     except Exception as error:  # network, disk or server: the hub's client raises many types
+        if Path(name).parent.is_dir():  # a folder's name may be an owner's too, so the hub was asked first
+            problem = f"there is no such file or folder below {Path.cwd()}"
+            raise ModelNotFound(
+                f"{name}: {problem}, nor could the hub deliver it ({type(error).__name__}); check the path"
+            ) from error
         raise DownloadFailed(
             f"{name}: the hub could not deliver it ({type(error).__name__}: {first_line(error)}); check the network, "
             f"or use a local path or a built-in model: {', '.join(BUILTIN_MODELS)}"
         ) from error
+
+
+def _is_path(name: str) -> bool:
+    """Whether `name` can only mean a file or folder, and no model of the hub."""
+    return name.endswith(_WEIGHT_FILES) or name.startswith(("./", "../", "/", "~"))
+
+
+def _no_such_file(name: str) -> ModelNotFound:
+    where = "" if name.startswith(("/", "~")) else f" below {Path.cwd()}"
+    return ModelNotFound(
+        f"model {name!r}: there is no such file or folder{where}; check the path, "
+        f"write hf:owner/model for a model of the hub, or take a built-in one: {', '.join(BUILTIN_MODELS)}"
+    )
 
 
 def _not_found(name: str, tried: str) -> ModelNotFound:

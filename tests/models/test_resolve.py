@@ -134,8 +134,39 @@ def test_without_the_hubs_client_a_hub_id_is_pulled(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "nowhere", "./no/such/folder", "model.gguf", "a b/c", "a/b/c", "/tmp/nowhere/at/all"]
+    "name",
+    [
+        "./no/such/folder",
+        "../nothing",
+        "model.gguf",
+        "weights/model.gguf",
+        "a/b.safetensors",
+        "/tmp/nowhere/at/all",
+        "~/nowhere",
+    ],
 )
+def test_a_path_to_nothing_is_no_name_of_the_hub(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
+    for find in (resolve_model, resolve_config):
+        with pytest.raises(ModelNotFound, match=r"there is no such file or folder.*smollm2-135m"):
+            find(name)
+
+
+def test_a_name_in_a_folder_that_exists_is_a_file_where_the_hub_cannot_deliver_it(tmp_path, monkeypatch, folder):
+    def offline(name, allow_patterns):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "someone").mkdir()
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    with pytest.raises(ModelNotFound, match=r"there is no such file or folder below .*; check the path"):
+        resolve_model("someone/model")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, allow_patterns: str(folder))
+    assert resolve_model("someone/model").name == "someone/model"
+
+
+@pytest.mark.parametrize("name", ["", "nowhere", "a b/c", "a/b/c"])
 def test_names_that_lead_nowhere(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelNotFound, match=r"no local folder, no local file, no built-in name.*smollm2-135m"):
