@@ -11,6 +11,7 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.groups import Drafting, grouped
 from paceline.cli.serve import need_extras
+from paceline.cli.sizes import bytes_of
 from paceline.cli.terminal import messages, number_of, progress_bars, telling_end
 from paceline.disk import check_placed_file, is_device
 from paceline.errors import InvalidParameter
@@ -53,7 +54,7 @@ def batch(
     if waiting:
         speculative = drafting.config()
         engine = {"dtype": dtype, "num_threads": threads, "max_num_seqs": max_num_seqs,
-                  "kv_cache_memory_bytes": kv_cache_memory_bytes}  # fmt: skip
+                  "kv_cache_memory_bytes": bytes_of("kv_cache_memory_bytes", kv_cache_memory_bytes)}  # fmt: skip
         with telling_end(f"ended; start the same command again to go on: {target} keeps the answers that it has"):
             asyncio.run(_run(model, speculative, engine, waiting, target))
     if refused := num_refused(target, requests):

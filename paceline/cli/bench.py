@@ -10,6 +10,7 @@ from rich.table import Table as RichTable
 
 from paceline.cli import options as o
 from paceline.cli.groups import Machine, grouped
+from paceline.cli.sizes import bytes_of
 from paceline.cli.terminal import messages, output, progress_bars, show_table
 from paceline.config import SpeculativeConfig
 from paceline.disk import check_placed_file
@@ -177,7 +178,8 @@ class BenchMachine(Machine):
 
     def engine(self) -> dict[str, Any]:
         """Keyword arguments for `LLM`."""
-        return Machine.engine(self) | {"kv_cache_memory_bytes": self.kv_cache_memory_bytes}
+        room = bytes_of("kv_cache_memory_bytes", self.kv_cache_memory_bytes)
+        return Machine.engine(self) | {"kv_cache_memory_bytes": room}
 
 
 @grouped

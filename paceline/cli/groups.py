@@ -14,6 +14,7 @@ from functools import wraps
 from typing import Any, get_type_hints
 
 from paceline.cli import options as o
+from paceline.cli.sizes import bytes_of
 from paceline.config import SpeculativeConfig
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
@@ -129,5 +130,6 @@ class Devices(Machine):
 
     def engine(self) -> dict[str, Any]:
         """As `LLM` takes it."""
-        own = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_memory_bytes", "kv_cache_dtype")
-        return Machine.engine(self) | {name: getattr(self, name) for name in own}
+        own = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype")
+        room = bytes_of("kv_cache_memory_bytes", self.kv_cache_memory_bytes)
+        return Machine.engine(self) | {"kv_cache_memory_bytes": room} | {name: getattr(self, name) for name in own}

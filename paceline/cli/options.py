@@ -121,10 +121,10 @@ PipelineParallel = Annotated[
     int, option(MACHINE, "--pipeline-parallel-size", help="Groups of processes with some of the layers each.")
 ]
 CacheBytes = Annotated[
-    int | None,
+    str | None,
     option(
-        MACHINE, "--kv-cache-memory-bytes",
-        help="Room for keys and values, 512 MiB if left out; long texts need more.",
+        MACHINE, "--kv-cache-memory-bytes", metavar="BYTES",
+        help="Room for keys and values, 512 MiB if left out; long texts need more. 4G is 4 GiB, 4g is 4 GB.",
     ),
 ]  # fmt: skip
 CacheDtype = Annotated[
