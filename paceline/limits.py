@@ -49,12 +49,13 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A whole number in [low, high]; None too where `optional` is set."""
+    """A whole number in [low, high]; None too where `optional` is set. `less` is the remedy above `high`."""
 
     low: int
     high: int
     remedy: str
     optional: bool = False
+    less: str = ""
 
     def __call__(self, name: str, value: Any) -> int | None:
         if value is None and self.optional:
@@ -63,7 +64,8 @@ class Whole:
             remedy = "give an int, or leave it out" if self.optional else "give an int"
             raise _refused(name, value, "a whole number", remedy)
         if not self.low <= value <= self.high:
-            raise _refused(name, value, f"in [{self.low}, {self.high}]", self.remedy)
+            remedy = self.less if self.less and value > self.high else self.remedy
+            raise _refused(name, value, f"in [{self.low}, {self.high}]", remedy)
         return int(value)
 
 
@@ -257,6 +259,8 @@ _DRAFTING: dict[str, Limit] = {
     "policy": OneOf(("auto", "fixed")),
 }
 
+_MAX_TOKENS = Whole(1, _LARGEST_ID, "ask for at least one token", less=f"give at most {_LARGEST_ID}")
+
 LIMITS: dict[str, Limit] = {
     "n": Whole(1, 16, "ask for 1 to 16 samples, more in further requests"),
     "temperature": Number(0, 100, "use 0 for greedy decoding or e.g. 0.8 to sample"),
@@ -269,7 +273,7 @@ LIMITS: dict[str, Limit] = {
     "logit_bias": Biases(most=1024, largest=100),
     "bad_words": Strings(most=1024, longest=128),
     "allowed_token_ids": TokenIds(most=1 << 16, optional=True),
-    "max_tokens": Instead(None, NO_LIMIT, Whole(1, _LARGEST_ID, "ask for at least one token")),
+    "max_tokens": Instead(None, NO_LIMIT, _MAX_TOKENS),
     "min_tokens": Whole(0, _LARGEST_ID, "use 0 to switch it off"),
     "seed": Whole(-(2**63), 2**64 - 1, "give a seed of 64 bits, or leave it out", optional=True),
     "stop": Strings(most=16, longest=128),

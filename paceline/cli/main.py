@@ -27,9 +27,17 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as error:
-            if type(error).__name__ == "NoSuchOption":  # click's; newer versions of typer have click inside
+            kind = type(error).__name__  # click's; newer versions of typer have click inside
+            if kind == "NoSuchOption":
                 refuse_option(error.option_name)  # type: ignore[attr-defined]
+            if kind == "UsageError" and "unexpected extra argument" in str(error) and _names_model(error):
+                error.message += "; the model goes to -m/--model"  # type: ignore[attr-defined]
             raise
+
+
+def _names_model(error: Any) -> bool:
+    """Whether the command that refused its arguments has an option for the model."""
+    return error.ctx is not None and any("--model" in one.opts for one in error.ctx.command.params)
 
 
 app = typer.Typer(

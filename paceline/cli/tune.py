@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 
 from paceline.cli import options as o
+from paceline.cli.terminal import number_of, show_table, telling_end
 from paceline.cli.terminal import output as standard_output
-from paceline.cli.terminal import show_table, telling_end
 from paceline.disk import check_file, writing
 from paceline.errors import InvalidParameter
 from paceline.scheduling.budget import BudgetChoice, choose_budget, trade_off
@@ -64,7 +64,7 @@ def tune(
     if draft_model:
         resolve_model(draft_model)  # a name that is none is said before the target is measured
     with telling_end("ended before everything was measured; nothing is written"):
-        loaded, profile = _profile_of(model, config, plan)
+        loaded, profile = _profile_of(model, config, plan, target_ms)
     path = output or profile_path(loaded, dtype)
     with writing("output", path):
         profile.write(path)  # what was measured stays, whatever is wrong with what was asked of it
@@ -116,8 +116,9 @@ def _verdict(profile: Profile) -> str:
         return (
             "Every drafted token costs here: a pass of 2 rows takes over 1.1 times one of 1, so only sure drafts pay."
         )
+    checked = number_of(cheap - 1, "drafted token")
     return (
-        f"Drafting is cheap here: a pass that checks {cheap - 1} drafted tokens takes at most 1.1 times a plain one, "
+        f"Drafting is cheap here: a pass that checks {checked} takes at most 1.1 times a plain one, "
         "so it pays where one in ten passes gains a token."
     )
 
@@ -132,13 +133,16 @@ def _batches(profile: Profile) -> str:
     )
 
 
-def _profile_of(model: str, config, plan):
-    """The loaded model and its profile, measured under progress bars."""
+def _profile_of(model: str, config, plan, target_ms: float | None = None):
+    """The loaded model and its profile, measured under progress bars; a target that no pass meets is refused."""
     from paceline.engine.build import load
-    from paceline.evaluation.tune import profile_model
+    from paceline.evaluation.tune import fastest_pass, profile_model
 
     with o.progress_bars() as progress:
         loaded = load(model, config, progress)
+        if target_ms is not None and target_ms < (fastest := 1000 * fastest_pass(loaded.model)) / 2:
+            problem = f"{target_ms:g} ms, and a pass of one row alone takes {fastest:.2f} ms"
+            raise InvalidParameter("target_ms", problem, "allow more, or use a smaller model, int8 or more threads")
         return loaded, profile_model(loaded, config, plan, progress)
 
 

@@ -119,8 +119,11 @@ def make_drafter(name: str, services: DraftServices | None = None, **options: An
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     unknown = [] if takes_any else [option for option in options if option not in parameters]
     if unknown:
-        names = ", ".join(parameters) or "none"
-        raise InvalidParameter(unknown[0], f"drafter {name!r} has no such option", f"its options are: {names}")
+        remedy = f"its options are: {', '.join(parameters) or 'none'}"
+        if unknown[0] == "model" and "models" in parameters:
+            named = f'models=["{options["model"]}"]'
+            remedy = f"it takes several: --draft-option '{named}', or options={{'models': [...]}}"
+        raise InvalidParameter(unknown[0], f"drafter {name!r} has no such option", remedy)
     missing = [one.name for one in parameters.values() if _is_required(one) and one.name not in options]
     if missing:
         option = "--draft-model" if missing[0] == "model" else f"--draft-option {missing[0]}=..."

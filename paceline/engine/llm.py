@@ -142,7 +142,8 @@ class LLM:
         return other
 
     def close(self) -> None:
-        """Stop the model's threads or, in a parallel run, processes. Every `LLM` on the same weights is closed too.
+        """Stop the model's threads or, in a parallel run, processes. Every `LLM` that shares these loaded weights
+        (`drafting_with`, `from_loaded`) is closed too.
 
         Leaving a ``with`` block calls it, and so does the end of the program. Whoever generates or streams afterwards,
         or was about to, gets EngineDead.

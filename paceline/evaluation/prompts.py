@@ -13,7 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, first_line
 
 if TYPE_CHECKING:
     from paceline.engine.llm import LLM
@@ -150,8 +150,12 @@ def read_file(path: Path, merge_chat: bool = False, all_turns: bool = False) -> 
 
 
 def _of_record(line: str, place: str, merge_chat: bool, all_turns: bool) -> list[Prompt]:
+    remedy = 'write {"prompt": ...}, {"turns": [...]} or {"messages": [...]} on each line'
     try:
         record: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidParameter("prompts", f"{place} is no JSON ({first_line(error)})", remedy) from None
+    try:
         texts = _texts(record)
         family = str(record.get("category") or record.get("family") or UNNAMED)
         answer = next((record[name] for name in _ANSWERS if isinstance(record.get(name), str)), None)
@@ -159,7 +163,6 @@ def _of_record(line: str, place: str, merge_chat: bool, all_turns: bool) -> list
     except UnicodeEncodeError:
         raise InvalidParameter("prompts", f"{place} holds half a surrogate pair", "give valid Unicode") from None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-        remedy = 'write {"prompt": ...}, {"turns": [...]} or {"messages": [...]} on each line'
         raise InvalidParameter("prompts", f"{place} holds no prompt", remedy) from None
     family = "conversation" if merge_chat and family in CHAT else family
     return [

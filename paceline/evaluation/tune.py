@@ -96,6 +96,11 @@ def profile_model(
     )
 
 
+def fastest_pass(model: CausalLM) -> float:
+    """Median seconds of a pass of one row without context, over a few passes: roughly the least that any pass takes."""
+    return measure(model, TunePlan([1], [0], rounds=5), "last")[0][1]
+
+
 def measure_segments(model: CausalLM, plan: TunePlan, num_requests: int = SEGMENTS) -> dict[int, float]:
     """Context to the seconds that a further request adds to a pass of the same number of rows, never negative.
 

@@ -59,8 +59,11 @@ def read_card(checkpoint: Checkpoint) -> tuple[Sparse, np.ndarray]:
         mix = np.asarray(values["mix"], np.float32).reshape(-1)
     except (AttributeError, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
         place = getattr(checkpoint, "path", "this draft")
-        problem = f"{place}: no {CARD} beside the weights describes a feedback memory ({first_line(error)})"
-        raise CorruptWeights(f"{problem}; make one with paceline train draft --sparse") from None
+        is_missing = isinstance(error, OSError | AttributeError)
+        why = f"there is no {CARD} beside it" if is_missing else f"its {CARD} has none: {first_line(error)}"
+        problem = f"SPIRe needs a draft model that was trained with a feedback memory, and this one was not ({why})"
+        remedy = "make one with paceline train draft --sparse, or draft with this one by draft_model"
+        raise CorruptWeights(f"{place}: {problem}; {remedy}") from None
     limit, size = checkpoint.config.max_position_embeddings, checkpoint.config.num_hidden_layers
     if not 0 < sparse.window <= limit or not 0 <= sparse.num_sinks <= limit:
         problem = f"feedback: a window of {sparse.window} tokens and {sparse.num_sinks} sinks"

@@ -28,7 +28,8 @@ class LoadedModel:
     def check_open(self) -> None:
         """Raise EngineDead after `close`."""
         if self.is_closed:
-            raise EngineDead("this LLM is closed, as is every LLM on the same weights; make a new one")
+            others = "every LLM that shares its loaded weights (drafting_with, from_loaded)"
+            raise EngineDead(f"this LLM is closed, as is {others}; make a new one")
 
     def close(self) -> None:
         """Stop the threads of the model, or the other processes of a parallel run."""

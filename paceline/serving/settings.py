@@ -7,6 +7,7 @@ from pathlib import Path
 from paceline.errors import InvalidParameter
 
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -57,6 +58,10 @@ class Settings:
         if not _METRIC.fullmatch(self.metrics_prefix):
             problem = f"{self.metrics_prefix!r} begins no name that Prometheus reads"
             raise InvalidParameter("metrics_prefix", problem, "use letters, digits and _")
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                remedy = "write it as browsers send it: https://example.org or http://localhost:3000, without a path"
+                raise InvalidParameter("allowed_origin", f"{origin!r} is no web origin", remedy)
         if self.request_timeout is not None and not self.request_timeout > 0:
             raise InvalidParameter(
                 "request_timeout", f"{self.request_timeout}", "give seconds above 0, or leave it out"

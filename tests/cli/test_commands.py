@@ -17,9 +17,11 @@ from typer.testing import CliRunner
 from paceline.cli import options
 from paceline.cli.groups import Drafting
 from paceline.cli.main import app, main
+from paceline.cli.tune import _verdict
 from paceline.config import SpeculativeConfig
 from paceline.errors import HeadWarning, InvalidParameter, PacelineError
 from paceline.models.numba_executor.conversions import place_of
+from paceline.scheduling.profile import Profile
 
 runner = CliRunner()
 
@@ -124,7 +126,10 @@ def test_models_deletes_weights_of_other_versions_where_it_is_told_to(tmp_path, 
         (["generate", "--top-k", "-3", "hi"], ["top_k"]),
         (["generate", "--max-tokens", "0", "hi"], ["max_tokens"]),
         (["generate", "-k", "-1", "hi"], ["num_draft_tokens"]),
+        (["generate", "--max-tokens", str(10**30), "hi"], ["max_tokens", "give at most 2147483647"]),
         (["generate", "--policy", "guess", "hi"], ["policy", "fixed"]),
+        (["advise", "--candidates", "draft_model"], ["candidates", "draft_model:MODEL"]),
+        (["serve", "--allowed-origin", "foo"], ["allowed_origin", "'foo' is no web origin", "https://example.org"]),
         (["generate", "--draft-option", "oops", "hi"], ["draft_option", "NAME=VALUE"]),
         (["generate", "--draft", "draft_model", "hi"], ["model", "smaller model"]),
         (["generate", "--temperature", "1", "--compare", "hi"], ["seed"]),
@@ -171,6 +176,15 @@ def test_bad_input_is_one_line_that_names_the_field_and_the_remedy(arguments, wo
     said = capsys.readouterr()
     assert ended.value.code == 2
     check_refusal(said.out, said.err, words)
+
+
+@pytest.mark.parametrize(
+    ("command", "is_told"), [(["generate", "smollm2-135m", "hi"], True), (["models", "hi"], False)]
+)
+def test_an_argument_too_many_may_be_the_model(command, is_told):
+    result = runner.invoke(app, command)
+    assert result.exit_code == 2 and "unexpected extra argument" in result.stderr
+    assert ("the model goes to -m/--model" in result.stderr) is is_told
 
 
 def test_python_runs_the_package():
@@ -304,6 +318,19 @@ def test_tune_says_before_it_measures_what_cannot_be_chosen(options, says, monke
     result = runner.invoke(app, ["tune", *options])
     assert isinstance(result.exception, PacelineError), result.output
     assert says in str(result.exception)
+
+
+def test_tune_measures_nothing_for_a_target_that_no_pass_meets(base_model, monkeypatch):
+    monkeypatch.setattr("paceline.evaluation.tune.profile_model", lambda *_: pytest.fail("measured"))
+    result = runner.invoke(app, ["tune", "--model", base_model, "--target-ms", "0.001"])
+    assert isinstance(result.exception, InvalidParameter), result.output
+    assert "target_ms: 0.001 ms, and a pass of one row alone takes" in str(result.exception)
+
+
+def test_a_single_drafted_token_is_one():
+    seconds = {0: {1: 0.01, 2: 0.0101, 4: 0.02}}
+    profile = Profile("m", "", "float32", "numba", 1, "", seconds, seconds)
+    assert "checks 1 drafted token takes" in _verdict(profile)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def test_a_path_leads_into_the_current_folder_which_the_command_does_not_search(
         ("ngram", {"max_ngram": 3}, "max_ngram: .* prompt_lookup_max, prompt_lookup_min, occurrence"),
         ("plain", {"k": 3}, "k: .* its options are: none"),
         ("no.such.module:Thing", {}, "no module 'no'"),
+        ("specinfer", {"model": "small"}, r"""model: .*--draft-option 'models=\["small"\]'"""),
         ("draft_model", {}, "model: .*cannot do without it"),
         ("draft_model", {"model": "small"}, "services: .*inside an engine only"),
         ("tests.drafters.own_drafter:Nothing", {}, "has no 'Nothing'"),

@@ -282,6 +282,13 @@ def test_a_closed_llm_and_all_on_its_weights_refuse_to_generate(own_llm):
     own_llm.close()
 
 
+def test_another_llm_of_the_same_model_goes_on(own_llm, llm):
+    own_llm.close()
+    assert llm.generate("abc", SHORT)
+    with pytest.raises(EngineDead, match="shares its loaded weights"):
+        own_llm.generate("abc", SHORT)
+
+
 def test_closing_ends_a_call_that_another_thread_waits_for(own_llm):
     endless, begun = SamplingParams(max_tokens=400, ignore_eos=True), Event()
 

@@ -362,10 +362,14 @@ def test_targets_with_other_layers_have_heads_of_plain_ones(machine, tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [({"embedding_scale": 2.0}, "embedding_scale: 2.0"), ({"logit_scale": 0.5}, "logit_scale: 0.5"),
-     ({"logit_softcap": 30.0}, "logit_softcap: 30.0"), ({"norm": "layer"}, "norm: layer")],
-)  # fmt: skip
-def test_targets_whose_ends_heads_cannot_share_are_named(changes, named):
+    [
+        ({"embedding_scale": 2.0}, "models that scale their embeddings .Gemma."),
+        ({"logit_scale": 0.5}, "models that scale their logits"),
+        ({"logit_softcap": 30.0}, "models that cap their logits"),
+        ({"norm": "layer"}, "models with other norms than RMS norms"),
+    ],
+)
+def test_targets_whose_ends_heads_cannot_share_are_told_of_in_plain_words(changes, named):
     source = ModelSource("random", RandomCheckpoint(small_config(**changes)), ChattyTokenizer())  # type: ignore[arg-type]
     with pytest.raises(UnsupportedModel, match=named):
         training_target(source)

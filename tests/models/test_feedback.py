@@ -251,5 +251,5 @@ def test_a_written_memory_is_read_back_and_a_wrong_one_refused(tmp_path):
             read_card(written)
     (tmp_path / CARD).unlink()
     for checkpoint, place in ((written, str(tmp_path)), (TARGET, "this draft")):
-        with pytest.raises(CorruptWeights, match=f"^{place}: .*--sparse"):
+        with pytest.raises(CorruptWeights, match=f"^{place}: SPIRe needs .* no paceline.json beside it.*--sparse"):
             read_card(checkpoint)

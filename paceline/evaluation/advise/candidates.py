@@ -123,6 +123,9 @@ def _check_once(field: str, names: Sequence[str]) -> None:
 def check_names(wanted: Sequence[Wanted]) -> None:
     """Raise InvalidParameter for a configuration that no model could run, or that drafts nothing."""
     for one in wanted:
+        if one.spec.get("method") == "draft_model" and not one.spec.get("model"):
+            remedy = "write draft_model:MODEL, e.g. draft_model:small.gguf"
+            raise InvalidParameter("candidates", f"{one.draft} names no draft model", remedy)
         config = SpeculativeConfig.of(one.spec)
         if config is None:
             raise InvalidParameter(

@@ -32,6 +32,15 @@ def training_target(source: ModelSource, device: str = "cpu") -> Target:
     return Target(target_print(source), layers, on_device, head, norm.to(place), _unused_token(source))
 
 
+_KINDS = {
+    "norm": "with other norms than RMS norms",
+    "embedding_scale": "that scale their embeddings (Gemma)",
+    "logit_scale": "that scale their logits",
+    "logit_softcap": "that cap their logits",
+}
+"""Models whose embeddings or logits are more than their tables say, by the field of `ModelConfig`."""
+
+
 def _check_ends(config: ModelConfig) -> None:
     """Refuse a model whose embeddings or logits are more than its tables say, which heads could not share.
 
@@ -42,12 +51,9 @@ def _check_ends(config: ModelConfig) -> None:
             "logit_scale": config.logit_scale == 1.0, "logit_softcap": not config.logit_softcap}  # fmt: skip
     for name, is_plain in ends.items():
         if not is_plain:
-            problem = (
-                f"{getattr(config, name)} of a {config.model_type} target has no place in heads' published layouts"
-            )
-            raise UnsupportedModel(
-                f"{name}: {problem}; train for a target with RMS norms, embeddings and logits unscaled"
-            )
+            problem = f"heads for models {_KINDS[name]}, such as this one ({config.model_type}), are not trained"
+            reason = "the layouts that heads are published in have no place for that"
+            raise UnsupportedModel(f"{name}: {problem}: {reason}; take another target, or another way to draft")
 
 
 def _unused_token(source: ModelSource) -> int:
