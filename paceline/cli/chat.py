@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from paceline.cli import options as o
 from paceline.cli.conversation import Conversation
@@ -43,7 +43,7 @@ def chat(
     *,
     drafting: Drafting,
     sampling: ChatSampling,
-    system: Annotated[str | None, o.option(o.SAMPLING, "--system", help="System message.")] = None,
+    system: o.System = None,
     chat_template: o.ChatTemplate = None,
     machine: Machine,
 ) -> None:

@@ -51,6 +51,7 @@ def generate(
     *,
     drafting: Drafting,
     answer: Answer,
+    system: o.System = None,
     raw: o.Raw = False,
     chat: o.Chat = False,
     chat_template: o.ChatTemplate = None,
@@ -85,12 +86,15 @@ def generate(
     """
     params = answer.params()
     text = read_standard_input() if prompt == "-" else argument_text("prompt", prompt)
+    system = None if system is None else argument_text("system", system)
     if not text:
         raise InvalidParameter("prompt", "is empty", "give at least one character")
     if chat and raw:
         raise InvalidParameter("raw", "is given beside --chat", "leave one of the two out")
     if chat_template is not None and raw:
         raise InvalidParameter("raw", "is given beside --chat-template", "leave one of the two out")
+    if system is not None and raw:
+        raise InvalidParameter("raw", "is given beside --system", "leave one of the two out")
     if compare and answer.seed is None and not params.is_greedy:
         raise InvalidParameter("seed", "is missing", "sampled texts can only be compared under one seed")
     speculative = drafting.config()
@@ -102,12 +106,22 @@ def generate(
     if not as_json:
         o.say_dtype(llm, devices.dtype)
     if not raw and not llm.tokenizer.has_chat_template:
+        if system is not None:
+            remedy = "give the model a template with --chat-template, or leave it out"
+            raise InvalidParameter("system", "the model has no chat template to put it into", remedy)
         said = "the model has no chat template, so the prompt is used as it is; --chat-template gives it one"
         messages.print(said, style="dim", soft_wrap=True)
     try:
-        _answer(llm, llm.user_prompt(text, raw), params, compare, as_json)
+        _answer(llm, _prompt_ids(llm, system, text, raw), params, compare, as_json)
     except PromptTooLong as error:
         raise error.about("prompt") from None  # the engine was given token ids
+
+
+def _prompt_ids(llm: "LLM", system: str | None, text: str, raw: bool) -> list[int]:
+    if system is None:
+        return llm.user_prompt(text, raw)
+    told = {"role": "system", "content": system}
+    return llm.chat_prompt([told, {"role": "user", "content": text}])
 
 
 def _answer(llm: "LLM", token_ids: list[int], params: SamplingParams, compare: bool, as_json: bool) -> None:

@@ -109,13 +109,17 @@ class Sampling:
     top_p: o.TopP = 1.0
     top_k: o.TopK = 0
     min_p: o.MinP = 0.0
+    presence_penalty: o.PresencePenalty = 0.0
+    frequency_penalty: o.FrequencyPenalty = 0.0
+    repetition_penalty: o.RepetitionPenalty = 1.0
     seed: o.Seed = None
 
     def params(self, **more: Any) -> SamplingParams:
         """The sampling parameters, with further fields of the request."""
         return SamplingParams(
             temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p, seed=self.seed,
-            max_tokens=self.max_tokens, **more,
+            max_tokens=self.max_tokens, presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty, repetition_penalty=self.repetition_penalty, **more,
         )  # fmt: skip
 
 

@@ -95,6 +95,16 @@ Temperature = Annotated[float, option(SAMPLING, "--temperature", "-t", help="0 i
 TopP = Annotated[float, option(SAMPLING, "--top-p", help="Nucleus, in (0, 1].")]
 TopK = Annotated[int, option(SAMPLING, "--top-k", help="0 switches it off.")]
 MinP = Annotated[float, option(SAMPLING, "--min-p", help="In [0, 1].")]
+PresencePenalty = Annotated[
+    float, option(SAMPLING, "--presence-penalty", help="In [-2, 2]: against tokens that the answer has already.")
+]
+FrequencyPenalty = Annotated[
+    float, option(SAMPLING, "--frequency-penalty", help="In [-2, 2]: the same for each time that it has them.")
+]
+RepetitionPenalty = Annotated[
+    float, option(SAMPLING, "--repetition-penalty", help="Above 1: against tokens of prompt and answer; 1 is none.")
+]
+System = Annotated[str | None, option(SAMPLING, "--system", help="System message.")]
 Seed = Annotated[
     int | None,
     option(SAMPLING, "--seed", help="Same seed, same text, under the rules auto, coupled and sample_and_match."),

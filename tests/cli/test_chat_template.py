@@ -81,6 +81,20 @@ def test_generate_says_that_a_prompt_is_used_as_it_is(base_model):
         assert "template" not in result.stdout
 
 
+def test_generate_takes_a_system_message(base_model):
+    expected = generated(base_model, "--raw", "system: be brief\nuser: the cat\n")
+    assert generated(base_model, "--chat-template", TEMPLATE, "--system", "be brief", "the cat") == expected
+
+
+def test_penalties_reach_the_sampler(base_model):
+    plain = generated(base_model, "--raw", "-n", "32", "--ignore-eos", "the cat")
+    for option, value in (("presence", "2"), ("frequency", "2"), ("repetition", "100")):
+        changed = generated(base_model, "--raw", "-n", "32", "--ignore-eos", f"--{option}-penalty", value, "the cat")
+        assert len(set(changed)) > len(set(plain))
+    text = run("chat", "--help").stdout
+    assert "presence-pen" in text and "frequency-pen" in text and "repetition-p" in text
+
+
 def test_chat_needs_a_template(base_model):
     result = run("chat", "-m", base_model, *SHORT, input="the cat\n/exit\n")
     assert isinstance(result.exception, InvalidParameter)
@@ -91,12 +105,15 @@ def test_chat_needs_a_template(base_model):
     ("arguments", "says"),
     [
         (["generate", "--raw", "--chat-template", "{{ 1 }}", "hi"], "raw: is given beside --chat-template"),
+        (["generate", "--raw", "--system", "x", "hi"], "raw: is given beside --system"),
+        (["generate", "--presence-penalty", "3", "hi"], "presence_penalty: 3.0 is not in [-2, 2]"),
+        (["generate", "-m", "MODEL", "--system", "x", "hi"], "system: the model has no chat template"),
         (["generate", "--chat-template", "", "hi"], "chat_template: ''"),
         (["serve", "--chat-template", "{{ 1 }}", "--cluster", "PLAN"], "chat_template: is given beside --cluster"),
     ],
 )
-def test_what_does_not_go_together_is_refused(arguments, says, tmp_path):
+def test_what_does_not_go_together_is_refused(arguments, says, tmp_path, base_model):
     plan = tmp_path / "plan.json"
     plan.write_text('{"groups": [[1, 1, [0]]], "models": ["a"]}')
-    result = run(*(str(plan) if each == "PLAN" else each for each in arguments))
+    result = run(*({"PLAN": str(plan), "MODEL": base_model}.get(each, each) for each in arguments))
     assert isinstance(result.exception, InvalidParameter) and says in str(result.exception)
