@@ -7,18 +7,18 @@ front. Definitions stay where they are: those of different tools cannot clash.
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote
 
 from paceline.errors import InvalidParameter
+from paceline.serving.closed_schema import closed, mapped, target
 
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords whose value maps names, of any kind, to schemas."""
-_DATA = ("const", "enum", "default", "examples")
-"""Keywords whose value is data, in which nothing is a reference."""
+_NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+"""The parameters of a function that takes nothing."""
 
 
 def calls_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The schema of a call of one of `functions`, ``{"name": ..., "arguments": {...}}``.
+
+    Arguments that a tool does not list are not allowed, unless its own schema or ``strict: false`` allows them.
 
     Args:
         functions: OpenAI's, each with its ``name`` and, unless it takes nothing, ``parameters``.
@@ -36,7 +36,8 @@ def calls_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _call_schema(function: Mapping[str, Any], place: str) -> dict[str, Any]:
     """The schema of a call of `function`; `place` points to that schema."""
-    parameters = dict(function.get("parameters") or {"type": "object"})
+    given = function.get("parameters") or _NOTHING
+    parameters = dict(given) if function.get("strict") is False else closed(given)
     name = parameters.pop("$id", None)
     own = ("#", f"{name}#") if isinstance(name, str) else ("#",)
 
@@ -46,7 +47,7 @@ def _call_schema(function: Mapping[str, Any], place: str) -> dict[str, Any]:
         if root is None or reference[len(root) :][:1] not in ("", "/"):
             return reference
         inside = reference.removeprefix(root)
-        if not _exists(parameters, inside):
+        if target(parameters, inside) is None:
             problem = f"the parameters of {function['name']!r} refer to {reference[:100]!r}, which does not exist"
             raise InvalidParameter("tools", problem, "send its definition too")
         return f"{place}/properties/arguments{inside}"
@@ -64,29 +65,7 @@ def _call_schema(function: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 def _rewritten(schema: Any, moved: Callable[[str], str]) -> Any:
     """`schema` with every reference as `moved` writes it."""
-    if isinstance(schema, list):
-        return [_rewritten(each, moved) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    written: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key == "$ref" and isinstance(value, str):
-            written[key] = moved(value)
-        elif key in _NAMED and isinstance(value, Mapping):
-            written[key] = {name: _rewritten(each, moved) for name, each in value.items()}
-        else:
-            written[key] = value if key in _DATA else _rewritten(value, moved)
+    written = mapped(schema, lambda each: _rewritten(each, moved))
+    if isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
+        written["$ref"] = moved(schema["$ref"])
     return written
-
-
-def _exists(schema: Any, pointer: str) -> bool:
-    """Whether a JSON pointer, as it is written in a reference, leads to something."""
-    for part in pointer.split("/")[1:]:
-        name = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(schema, list) and name.isdecimal() and len(name) < 9 and int(name) < len(schema):
-            schema = schema[int(name)]
-        elif isinstance(schema, Mapping) and name in schema:
-            schema = schema[name]
-        else:
-            return False
-    return True

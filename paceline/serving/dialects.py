@@ -214,5 +214,6 @@ def tool_of(tool: Any, schema: str) -> Body:
     """A tool as chat has it."""
     if not isinstance(tool, Mapping) or tool.get("type", "function") not in ("function", "custom"):
         raise InvalidParameter("tools", "a tool of the server's", "send functions of your own")
-    function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get(schema)}
+    function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get(schema),
+                "strict": tool.get("strict")}  # fmt: skip
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}

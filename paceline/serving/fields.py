@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from paceline.errors import InvalidParameter
+from paceline.serving.closed_schema import closed
 
 
 def _no_flag(value: Any) -> Any:
@@ -126,13 +127,16 @@ def response_grammar(form: Mapping[str, Any] | None) -> Mapping[str, Any] | None
         named = form.get("json_schema")
         if isinstance(named, Mapping):
             _check_keys(named, ("name", "description", "schema", "strict"))
-        schema = named.get("schema") if isinstance(named, Mapping) else form.get("schema")
+        told = named if isinstance(named, Mapping) else form
+        schema = told.get("schema")
         if schema is None:
             problem = "json_schema.schema is missing"
             raise InvalidParameter(
                 "response_format", problem, "send {'type': 'json_schema', 'json_schema': {'schema': {}}}"
             )
-        return {"json": schema}
+        if not isinstance(told.get("strict"), bool | None):
+            raise InvalidParameter("response_format", "strict is no boolean", "send true or false, or leave it out")
+        return {"json": closed(schema) if told.get("strict") and isinstance(schema, Mapping) else schema}
     if kind == "structural_tag":
         return {"structural_tag": {key: value for key, value in form.items() if key != "type"}}
     remedy = "use json_object, json_schema or structural_tag"

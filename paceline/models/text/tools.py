@@ -78,4 +78,7 @@ def _checked(number: int, tool: Any) -> dict[str, Any]:
         raise InvalidParameter("tools", f"tools[{number}] has no name", "send {'type': 'function', 'function': {...}}")
     if not isinstance(function.get("parameters") or {}, Mapping):
         raise InvalidParameter("tools", f"tools[{number}].function.parameters is no schema", "send a JSON schema")
+    if not isinstance(function.get("strict"), bool | None):
+        problem = f"tools[{number}].function.strict is no boolean"
+        raise InvalidParameter("tools", problem, "send true or false, or leave it out")
     return {"type": "function", "function": dict(function)}
