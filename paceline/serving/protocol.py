@@ -258,6 +258,9 @@ class ChatRequest(Request):
         if tools.is_active:
             template["tools"] = tools.tools
         if tools.grammar is not None:
+            if self._grammar() is not None:
+                problem = "is given beside tool_choice, which demands a call"
+                raise InvalidParameter(super().sent_name("structured_outputs"), problem, "give one of the two")
             more["structured_outputs"] = tools.grammar
         params = self.params(NO_LIMIT, **more)
         ending = {"add_generation_prompt": self.add_generation_prompt and not self.continue_final_message,
@@ -280,8 +283,9 @@ class ChatRequest(Request):
         sent_as = {"max_tokens": "max_completion_tokens", "logprobs": "top_logprobs"}.get(field)
         if sent_as is not None and getattr(self, sent_as) is not None:
             return sent_as
-        if field.partition(".")[0] == "structured_outputs" and self.choice_of_tools().demanded:
-            return "tools"  # a demanded call goes before any other grammar
+        is_grammar = field.partition(".")[0] == "structured_outputs" and not self.structured_outputs
+        if is_grammar and self.choice_of_tools().demanded:
+            return "tools"  # whose parameters are the grammar
         return super().sent_name(field)
 
     echo: ClassVar[bool] = False

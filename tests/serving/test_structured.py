@@ -76,6 +76,44 @@ def test_what_cannot_be_followed_is_refused(ask, asked, param):
     assert response.status_code == 400 and response.json()["error"]["param"] == param
 
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"response_format": FORMAT},
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"choice": ["yes"]}},
+        {"structured_outputs": {"regex": "("}},
+        {"structured_outputs": {"invented": 1}},
+        {"guided_regex": "a"},
+        {"guided_json": {"const": "x"}},
+    ],
+)
+def test_a_grammar_beside_a_demanded_call_is_refused(ask, asked, choice):
+    demanded = CHAT | asked | {"tools": [TOOL], "tool_choice": choice}
+    refused, free = ask(CHATS, demanded, demanded | dict.fromkeys(asked) | {"response_format": {"type": "text"}})
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and error["param"] == next(iter(asked))
+    assert error["message"].startswith(f"{error['param']}: is given beside tool_choice, which demands a call")
+    assert free.status_code == 200
+
+
+def test_other_protocols_name_their_own_field_beside_a_demanded_call(ask):
+    tools = {"tools": [{"type": "function", "name": "f", "parameters": SCHEMA}], "tool_choice": "required"}
+    form = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}
+    [answer] = ask("/v1/responses", {"model": MODEL, "input": "hello", "text": form} | tools)
+    error = answer.json()["error"]
+    assert (
+        answer.status_code == 400
+        and error["param"] == "text"
+        and "text: is given beside tool_choice" in error["message"]
+    )
+
+
 def test_many_grammars_at_once(serving):
     """Each its own, beside requests without one."""
 
