@@ -106,23 +106,29 @@ class Answer:
         body = self._head | {"object": kind, "choices": choices, "usage": self.usage()}
         return body | self._statistics()
 
-    def piece(self, place: int, chunk: Chunk, with_usage: bool = False) -> dict[str, Any]:
-        """The body of one event of a stream; `place` is the index of the prompt."""
+    def pieces(self, place: int, chunk: Chunk, with_usage: bool = False) -> list[dict[str, Any]]:
+        """The bodies of the events that tell of a chunk; `place` is the index of the prompt.
+
+        One as a rule; several for calls of tools, and none where a chunk only adds to a call that cannot be told yet.
+        """
         number = self._note(place, chunk)
-        is_first = number not in self._begun
-        self._begun.add(number)
-        if self._wish.is_chat:
-            content: dict[str, Any] = {
-                "delta": ({"role": "assistant"} if is_first else {}) | self._delta(number, chunk)
-            }
+        if not self._wish.is_chat:
+            contents: list[dict[str, Any]] = [{"text": chunk.text}]
         else:
-            content = {"text": chunk.text}
-        choice = self._choice(number, content, chunk, chunk.pieces)
-        body = self._head | {"object": self._chunk_kind, "choices": [choice]}
-        return body | ({"usage": self.usage()} if with_usage else {})
+            contents = [{"delta": delta} for delta in self._deltas(number, chunk)]
+        if contents == [{"delta": {}}] and not (with_usage or chunk.pieces or chunk.step or chunk.finish_reason):
+            return []
+        if self._wish.is_chat and number not in self._begun:
+            contents[0] = {"delta": {"role": "assistant", "content": None} | contents[0]["delta"]}
+        self._begun.add(number)
+        parts = [replace(chunk, finish_reason=None)] * (len(contents) - 1) + [chunk]
+        choices = [self._choice(number, content, part, () if told else chunk.pieces)
+                   for told, (content, part) in enumerate(zip(contents, parts, strict=True))]  # fmt: skip
+        more = {"usage": self.usage()} if with_usage else {}
+        return [self._head | {"object": self._chunk_kind, "choices": [choice]} | more for choice in choices]
 
     def quick(self, place: int, chunk: Chunk) -> str | None:
-        """`piece` as JSON, built faster, for a chunk that only adds text to a choice that has begun; else None."""
+        """`pieces` as JSON, built faster, for a chunk that only adds text to a choice that has begun; else None."""
         wish = self._wish
         number = place * wish.num_samples + chunk.index
         if not self._is_plain or number not in self._begun or chunk.finish_reason is not None or chunk.pieces:
@@ -131,7 +137,8 @@ class Answer:
             return None
         if number not in self._around:
             mark = uuid.uuid4().hex
-            body = json.dumps(self.piece(place, replace(chunk, text=mark)), ensure_ascii=False, separators=(",", ":"))
+            [told] = self.pieces(place, replace(chunk, text=mark))
+            body = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
             before, _, after = body.partition(f'"{mark}"')
             self._around[number] = before, after
         else:
@@ -235,24 +242,25 @@ class Answer:
         if self._wish.tools is None:
             return {}
         reader = self._readers[number] = self._wish.tools.reader(self._wish.tagged_calls)
-        shown, calls = reader.push(text, ended=True)
-        return {"content": shown.strip() or None, "tool_calls": calls} if calls else {}
+        shown, _ = reader.push(text, ended=True)
+        return {"content": shown.strip() or None, "tool_calls": reader.calls} if reader.calls else {}
 
-    def _delta(self, number: int, chunk: Chunk) -> dict[str, Any]:
-        """What a chunk adds to a streamed message."""
+    def _deltas(self, number: int, chunk: Chunk) -> list[dict[str, Any]]:
+        """What a chunk adds to a streamed message; without anything to add, one that is empty.
+
+        Every piece of a call is one of its own, and so is the end after it.
+        """
         thoughts, text = self._split(number, chunk)
-        delta: dict[str, Any] = {"content": text}
-        if thoughts:
-            delta["reasoning_content"] = thoughts
+        reasoning = {"reasoning_content": thoughts} if thoughts else {}
         if self._wish.tools is None:
-            return delta
+            return [{"content": text} | reasoning]
         if number not in self._readers:
             self._readers[number] = self._wish.tools.reader(self._wish.tagged_calls)
-        reader = self._readers[number]
-        delta["content"], calls = reader.push(text, ended=chunk.finish_reason is not None)
-        first = len(reader.calls) - len(calls)
-        told = [{"index": first + i, **call} for i, call in enumerate(calls)]
-        return delta | ({"tool_calls": told} if told else {})
+        shown, calls = self._readers[number].push(text, ended=chunk.finish_reason is not None)
+        said = ({"content": shown} if shown else {}) | reasoning
+        told = [said] if said else []
+        told += [{"tool_calls": [call]} for call in calls]
+        return [*told, {}] if not told or (calls and chunk.finish_reason is not None) else told
 
     def _reason(self, number: int, chunk: Chunk) -> str | None:
         """The finish reason of a choice; ``tool_calls`` where it ended with tool calls that are whole."""

@@ -133,7 +133,9 @@ class _Parts:
                 events += [] if self._kind == kind else self._open(kind)
                 events += self._more(delta[field], self._told(kind))
         for call in delta.get("tool_calls", ()):
-            events += [*self._open("call", call), *self._more(call["function"]["arguments"], self._told("call"))]
+            scores, arguments = self._told("call"), call["function"]["arguments"]
+            events += self._open("call", call) if "id" in call else []
+            events += self._more(arguments, scores) if arguments else []
         return events
 
     def _told(self, kind: Kind) -> Sequence[Body]:

@@ -94,10 +94,12 @@ async def bodies(
     at_end, always = usage
     try:
         if first is not None:
-            yield await _told(answer, first, always)
+            for body in await _told(answer, first, always):
+                yield body
         async for item in chunks:
             told = None if always else answer.quick(*item)
-            yield await _told(answer, item, always) if told is None else told
+            for body in await _told(answer, item, always) if told is None else (told,):
+                yield body
     except Exception as error:
         if not isinstance(error, PacelineError):  # the client is told no more than that something failed
             _LOG.exception("a stream ended by an unexpected error")
@@ -110,11 +112,11 @@ async def bodies(
         yield error_body(answer.errors[0], "request_failed")
 
 
-async def _told(answer: Answer, item: tuple[int, Chunk], always: bool) -> dict[str, Any]:
-    """The body of a chunk; one that tells of a whole prompt is made beside the event loop."""
+async def _told(answer: Answer, item: tuple[int, Chunk], always: bool) -> list[dict[str, Any]]:
+    """The bodies of a chunk; those that tell of a whole prompt are made beside the event loop."""
     if item[1].summary.prompt:
-        return await asyncio.to_thread(answer.piece, *item, always)
-    return answer.piece(*item, always)
+        return await asyncio.to_thread(answer.pieces, *item, always)
+    return answer.pieces(*item, always)
 
 
 async def events(told: AsyncGenerator[dict[str, Any] | str, None], answer: Answer) -> AsyncGenerator[str, None]:

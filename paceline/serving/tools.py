@@ -6,7 +6,6 @@ list). One that is demanded is the JSON alone, and a grammar sees to it that it 
 """
 
 import json
-import re
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,10 +14,8 @@ from paceline.errors import InvalidParameter
 from paceline.models.text.messages import read_arguments
 from paceline.models.text.tools import CALL_CLOSE, CALL_OPEN, checked_tools
 from paceline.serving.call_schema import calls_schema
+from paceline.serving.demanded_call import DemandedCall
 from paceline.serving.thoughts import overlap
-
-_BEGUN = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*(?:,\s*"arguments"\s*:\s*(.*))?', re.DOTALL)
-"""A call that was cut off after its name: the name, and as much of its arguments as there is."""
 
 
 class ToolChoice:
@@ -75,27 +72,30 @@ class CallReader:
 
     Args:
         names: of the tools.
-        is_call: the whole answer is one call.
+        is_call: the whole answer is one call, which is told piece by piece; others are told once they are whole.
         tagged: calls stand between tags; without them they are the whole answer.
         is_parallel: all calls are told; else those after the first are left out.
 
     Attributes:
         calls: OpenAI's, those told so far.
-        is_cut: the last of them ended before its arguments were whole.
+        is_cut: the demanded call ended before it was whole.
     """
 
     def __init__(self, names: Sequence[str], is_call: bool, tagged: bool = True, is_parallel: bool = True) -> None:
-        self._names, self._is_call, self._tagged = frozenset(names), is_call, tagged
+        self._names, self._tagged = frozenset(names), tagged
+        self._demanded = DemandedCall() if is_call else None
         self._is_parallel, self.is_cut = is_parallel, False
         self._held, self._is_text = "", False
         self.calls: list[dict[str, Any]] = []
 
     def push(self, text: str, ended: bool = False) -> tuple[str, list[dict[str, Any]]]:
-        """(text that is no call for certain, calls that are whole now); at the end whatever was held back."""
+        """(text that is no call for certain, what there is of calls, as OpenAI streams them); at the end all of it."""
         if self._is_text:
             return text, []
+        if self._demanded is not None:
+            return self._push_demanded(self._demanded, text, ended)
         self._held += text
-        if self._is_call or (not self._tagged and self._held.lstrip()[:1] in ("", "{", "[")):
+        if not self._tagged and self._held.lstrip()[:1] in ("", "{", "["):
             return ("", []) if not ended else self._last("", self._held)
         if not self._tagged:
             told, self._held, self._is_text = self._held, "", True
@@ -107,14 +107,34 @@ class CallReader:
             shown += ahead + self._taken(inside)
         if ended:
             more, _ = self._last(*self._split())
-            return shown + more, self.calls[before:]
+            return shown + more, self._told(before)
         keep = (
             self._split()[0]
             if CALL_OPEN in self._held
             else self._held[: len(self._held) - overlap(self._held, CALL_OPEN)]
         )
         self._held = self._held[len(keep) :]
-        return shown + keep, self.calls[before:]
+        return shown + keep, self._told(before)
+
+    def _push_demanded(self, call: DemandedCall, text: str, ended: bool) -> tuple[str, list[dict[str, Any]]]:
+        """`push` of an answer that is one call: first its name, then its arguments as they come."""
+        more = call.push(text)
+        if call.name not in self._names:
+            self._held += text
+            return (self._held if ended else ""), []
+        told: list[dict[str, Any]] = []
+        if not self.calls:
+            self.calls.append(_call(call.name, ""))
+            told.append({"index": 0, **self.calls[0], "function": {"name": call.name, "arguments": ""}})
+        if more:
+            self.calls[0]["function"]["arguments"] += more
+            told.append({"index": 0, "function": {"arguments": more}})
+        self.is_cut = ended and not call.is_whole
+        return "", told
+
+    def _told(self, first: int) -> list[dict[str, Any]]:
+        """The calls from number `first` on, as deltas."""
+        return [{"index": first + place, **call} for place, call in enumerate(self.calls[first:])]
 
     def _split(self) -> tuple[str, str]:
         """What is held: before a call that has begun, and from there on."""
@@ -125,20 +145,22 @@ class CallReader:
         """The end of the answer: a call that was never closed may be whole all the same."""
         before, self._held = len(self.calls), ""
         shown = ahead + self._taken(rest.removeprefix(CALL_OPEN), rest) if rest else ahead
-        return shown, self.calls[before:]
+        return shown, self._told(before)
 
     def _taken(self, inside: str, instead: str | None = None) -> str:
         """Nothing where `inside` is a call, which is noted; else the text to show instead."""
-        whole = _calls_in(inside)
-        found = whole or (_begun_call(inside) if self._is_call else [])
+        found = _calls_in(inside)
         if not found or not self._names.issuperset(name for name, _ in found):
             return f"{CALL_OPEN}{inside}{CALL_CLOSE}" if instead is None else instead
-        self.is_cut = not whole
         for name, arguments in found if self._is_parallel else found[: 1 - len(self.calls)]:
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            function = {"name": name, "arguments": text}
-            self.calls.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
+            self.calls.append(_call(name, text))
         return ""
+
+
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
 def _calls_in(inside: str) -> list[tuple[str, Any]]:
@@ -151,15 +173,6 @@ def _calls_in(inside: str) -> list[tuple[str, Any]]:
     if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
         return []
     return [(call["name"], call.get("arguments", call.get("parameters", {}))) for call in calls]
-
-
-def _begun_call(inside: str) -> list[tuple[str, str]]:
-    """(name, what there is of the arguments) of a call that was cut off; empty where its name is not whole."""
-    begun = _BEGUN.match(inside)
-    try:
-        return [] if begun is None else [(json.loads(begun[1]), begun[2] or "")]
-    except ValueError:
-        return []
 
 
 def readable_calls(message: dict[str, Any], where: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import pytest
 
 from paceline.serving.dialects import _Parts, of_text
 from paceline.serving.responses import Responses
+from paceline.serving.settings import Settings
 from tests.serving.conftest import MODEL
 
 CHAT = {"model": MODEL, "temperature": 0, "max_tokens": 10, "ignore_eos": False}
@@ -107,16 +108,28 @@ def test_responses_pass_over_what_chat_passes_over(ask):
 
 def test_tools_in_both(ask):
     pytest.importorskip("llguidance")
+    few = Settings(stream_interval=3)
     ours = {"tools": [{"name": "clock", "input_schema": SCHEMA}], "tool_choice": {"type": "any"}, "max_tokens": 60}
-    whole, stream = ask("/v1/messages", MESSAGES | ours, MESSAGES | ours | {"stream": True})
+    whole, stream = ask("/v1/messages", MESSAGES | ours, MESSAGES | ours | {"stream": True}, settings=few)
     [use] = whole.json()["content"]
     assert (use["type"], use["name"], use["input"]) == ("tool_use", "clock", {"zone": "UTC"})
     assert whole.json()["stop_reason"] == "tool_use"
-    assert any(each.get("delta", {}).get("partial_json") == '{"zone": "UTC"}' for each in streamed(stream))
+    told = streamed(stream)
+    begun = [each["content_block"] for each in told if each["type"] == "content_block_start"]
+    assert [{**block, "id": use["id"], "input": use["input"]} for block in begun] == [use]
+    fragments = [each["delta"]["partial_json"] for each in told if each["type"] == "content_block_delta"]
+    assert "".join(fragments) == '{"zone": "UTC"}' and len(fragments) > 1
     theirs = {"tools": [{"type": "function", "name": "clock", "parameters": SCHEMA}], "tool_choice": "required",
               "max_output_tokens": 60}  # fmt: skip
-    [answer] = ask("/v1/responses", RESPONSES | theirs)
+    answer, stream = ask("/v1/responses", RESPONSES | theirs, RESPONSES | theirs | {"stream": True}, settings=few)
     [call] = answer.json()["output"]
+    told = streamed(stream)
+    assert [each["type"] for each in told[:3]] == ["response.created", "response.in_progress",
+                                                   "response.output_item.added"]  # fmt: skip
+    fragments = [each["delta"] for each in told if each["type"] == "response.function_call_arguments.delta"]
+    assert "".join(fragments) == call["arguments"] and len(fragments) > 1
+    [done] = [each["arguments"] for each in told if each["type"] == "response.function_call_arguments.done"]
+    assert done == call["arguments"] == told[-1]["response"]["output"][0]["arguments"]
     assert (call["type"], call["name"], json.loads(call["arguments"])) == ("function_call", "clock", {"zone": "UTC"})
     again = [
         {"role": "user", "content": "what time?"}, call,

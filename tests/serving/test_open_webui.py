@@ -33,7 +33,8 @@ def read_stream(text):
             delta = choice.get("delta", {})
             content += delta.get("content") or ""
             for call in delta.get("tool_calls") or []:
-                known = calls.setdefault(call["index"], {"id": call["id"], "function": {"name": "", "arguments": ""}})
+                begun = {"id": call.get("id"), "function": {"name": "", "arguments": ""}}
+                known = calls.setdefault(call["index"], begun)
                 known["function"]["name"] += call["function"].get("name", "")
                 known["function"]["arguments"] += call["function"].get("arguments", "")
     raise AssertionError("the stream has no end")

@@ -63,6 +63,12 @@ def test_schemas_tools_and_errors(client):
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     called = client.chat.completions.create(model=MODEL, messages=MESSAGES, tools=tools, tool_choice="required")
     assert json.loads(called.choices[0].message.tool_calls[0].function.arguments)["a"] in (1, 2)
+    asked = {"model": MODEL, "messages": MESSAGES, "tools": tools, "tool_choice": "required", "temperature": 0}
+    with client.chat.completions.stream(**asked) as stream:
+        names = [event.name for event in stream if event.type == "tool_calls.function.arguments.done"]
+        final = stream.get_final_completion().choices[0]
+    assert names == ["f"] and json.loads(final.message.tool_calls[0].function.arguments)["a"] in (1, 2)
+    assert final.finish_reason == "tool_calls" and not final.message.content
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="other", messages=MESSAGES)
     with pytest.raises(openai.BadRequestError, match="temperature"):

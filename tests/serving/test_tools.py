@@ -6,8 +6,11 @@ import pytest
 
 from paceline.errors import InvalidParameter
 from paceline.models.text.tools import explained
+from paceline.serving.answers import Answer, Wish
 from paceline.serving.anthropic import Messages
+from paceline.serving.job import Chunk
 from paceline.serving.protocol import ChatRequest
+from paceline.serving.settings import Settings
 from paceline.serving.tools import CallReader, ToolChoice, readable_calls
 from tests.serving.conftest import MODEL, events
 
@@ -32,20 +35,32 @@ def called(choice):
     return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in choice["tool_calls"]]
 
 
+def joined(deltas):
+    """The arguments of a streamed call."""
+    return "".join(call["function"]["arguments"] for call in deltas)
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_a_demanded_call_fits_its_schema(ask, choice):
     pytest.importorskip("llguidance")
-    whole, streamed = ask(CHATS, CHAT | {"tool_choice": choice}, CHAT | {"tool_choice": choice, "stream": True})
+    body, settings = CHAT | {"tool_choice": choice}, Settings(stream_interval=3)
+    whole, streamed = ask(CHATS, body, body | {"stream": True}, settings=settings)
     answer = whole.json()["choices"][0]
     [(name, arguments)] = called(answer["message"])
     assert answer["finish_reason"] == "tool_calls" and answer["message"]["content"] is None
     assert name in ({"weather", "clock"} if choice == "required" else {"weather"})
     assert arguments in ({"city": "Oslo"}, {"city": "Rome"}, {"zone": "UTC"})
-    pieces = [event["choices"][0] for event in events(streamed)]
-    calls = [call for piece in pieces for call in piece["delta"].get("tool_calls", [])]
-    assert called({"tool_calls": calls}) == [(name, arguments)] and calls[0]["index"] == 0
-    assert pieces[-1]["finish_reason"] == "tool_calls"
-    assert "".join(piece["delta"]["content"] for piece in pieces) == ""
+    first, *others, last = [event["choices"][0] for event in events(streamed)]
+    [head], role = first["delta"].pop("tool_calls"), first["delta"]
+    assert role == {"role": "assistant", "content": None}
+    function = {"name": name, "arguments": ""}
+    assert head == {"index": 0, "id": head["id"], "type": "function", "function": function}
+    fragments = [piece["delta"].pop("tool_calls") for piece in others]
+    assert len(fragments) > 1 and not any(piece["delta"] or piece["finish_reason"] for piece in others)
+    assert all(set(call) == {"index", "function"} for [call] in fragments)
+    told = "".join(call["function"]["arguments"] for [call] in fragments)
+    assert told == answer["message"]["tool_calls"][0]["function"]["arguments"]
+    assert (last["delta"], last["finish_reason"]) == ({}, "tool_calls")
 
 
 def test_tools_reach_the_template_unless_they_may_not_be_used(ask):
@@ -152,8 +167,8 @@ def test_a_demanded_call_that_is_cut_off_is_told_as_far_as_it_goes(text, name, a
     if name is None:
         assert (shown, calls, reader.is_cut) == (text, [], False)
     else:
-        assert [call["function"] for call in calls] == [{"name": name, "arguments": arguments}]
-        assert shown == "" and reader.is_cut
+        assert [call["function"] for call in reader.calls] == [{"name": name, "arguments": arguments}]
+        assert shown == "" and reader.is_cut and joined(calls) == arguments
 
 
 def test_a_demanded_call_that_is_cut_off_ends_by_its_length(ask):
@@ -164,13 +179,74 @@ def test_a_demanded_call_that_is_cut_off_ends_by_its_length(ask):
     [call] = choice["message"]["tool_calls"]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("length", None)
     assert call["function"]["name"] == "weather" and '{"city": "Oslo"}'.startswith(call["function"]["arguments"])
-    last = events(streamed)[-1]["choices"][0]
-    assert last["finish_reason"] == "length"
-    assert last["delta"]["tool_calls"][0]["function"] == call["function"]
+    *pieces, last = [event["choices"][0] for event in events(streamed)]
+    assert (last["finish_reason"], last["delta"]) == ("length", {})
+    assert joined(call for piece in pieces for call in piece["delta"]["tool_calls"]) == call["function"]["arguments"]
     theirs = {"model": MODEL, "messages": CHAT["messages"], "temperature": 0, "max_tokens": 40, "tool_choice": {
         "type": "any"}, "tools": [{"name": "weather", "input_schema": TOOLS[0]["function"]["parameters"]}]}  # fmt: skip
     [answer] = ask("/v1/messages", theirs)
     assert answer.json()["stop_reason"] == "max_tokens" and answer.json()["content"][0]["name"] == "weather"
+
+
+HARD = r"""{"a": "{[}\"\\", "b\u00e9": [{"c": {}}, "]", 1.50], "d": "\\\""}"""
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+@pytest.mark.parametrize("arguments", [HARD, "{}", "[1, [2]]", '"}"', "null", '{"a": "\u00fc \U0001f6b2"}'])
+def test_arguments_of_a_demanded_call_are_told_as_they_are_written(arguments, size):
+    text = f'{{"name": "clock", "arguments": {arguments}}}'
+    reader = CallReader(["clock"], True)
+    told = [reader.push(text[start : start + size]) for start in range(0, len(text), size)]
+    told.append(reader.push("", ended=True))
+    [head, *more] = [call for _, calls in told for call in calls]
+    assert not any(shown for shown, _ in told)
+    assert (head["index"], head["function"]) == (0, {"name": "clock", "arguments": ""})
+    assert joined(more) == arguments
+    assert [call["function"] for call in reader.calls] == [{"name": "clock", "arguments": arguments}]
+    assert not reader.is_cut and (size > 1 or len(more) == len(arguments))
+
+
+def streamed_answer(choice, *texts, with_usage=False, **wish):
+    """The choices of a stream of which these are the chunks."""
+    answer = Answer("id", "mine", Wish(is_chat=True, tools=ToolChoice(TOOLS, choice), prompts=[None], **wish))
+    last = len(texts) - 1
+    chunks = [Chunk(text, "stop" if i == last else None, num_tokens=1) for i, text in enumerate(texts)]
+    return [body["choices"][0] for chunk in chunks for body in answer.pieces(0, chunk, with_usage)]
+
+
+def test_a_call_of_the_models_own_is_told_whole_and_its_end_apart():
+    told = streamed_answer("auto", "Let me ", f"see. {CALL[:20]}", CALL[20:60], CALL[60:] + CALL)
+    assert [each["delta"].get("content") for each in told] == ["Let me ", "see. ", None, None, None]
+    first, second = [each["delta"]["tool_calls"] for each in told[2:4]]
+    assert [call["index"] for [call] in (first, second)] == [0, 1]
+    assert called({"tool_calls": [*first, *second]}) == [("clock", {"zone": "UTC"})] * 2
+    assert [each["finish_reason"] for each in told] == [None] * 4 + ["tool_calls"] and told[-1]["delta"] == {}
+    assert told[0]["delta"]["role"] == "assistant" and not any("role" in each["delta"] for each in told[1:])
+
+
+def test_a_stream_with_tools_that_calls_none():
+    told = streamed_answer("auto", "a <", "tool", "box> b")
+    assert [each["delta"].get("content") for each in told] == ["a ", "<toolbox> b"]
+    assert told[-1]["finish_reason"] == "stop"
+    told = streamed_answer("auto", "a", "")
+    assert [(each["delta"].get("content"), each["finish_reason"]) for each in told] == [("a", None), (None, "stop")]
+
+
+def test_counts_come_with_chunks_that_tell_nothing():
+    texts = ('{"name": ', '"clock", ', '"arguments": {}}')
+    told = streamed_answer("required", *texts, with_usage=True)
+    assert [each["delta"].get("content", "") for each in told] == [None, "", "", ""]
+    assert [len(each["delta"].get("tool_calls", ())) for each in told] == [0, 1, 1, 0]
+    assert len(streamed_answer("required", *texts)) == 3
+
+
+def test_log_probabilities_of_a_demanded_call_come_once(ask):
+    pytest.importorskip("llguidance")
+    body = CHAT | {"tool_choice": "required", "logprobs": True, "return_token_ids": True}
+    whole, streamed = ask(CHATS, body, body | {"stream": True})
+    choice, pieces = whole.json()["choices"][0], [event["choices"][0] for event in events(streamed)]
+    assert [each for piece in pieces for each in piece["logprobs"]["content"]] == choice["logprobs"]["content"]
+    assert [each for piece in pieces for each in piece["token_ids"]] == choice["token_ids"]
 
 
 def test_a_list_of_calls_between_tags():
