@@ -263,6 +263,8 @@ class ChatRequest(Request):
                 raise InvalidParameter(super().sent_name("structured_outputs"), problem, "give one of the two")
             more["structured_outputs"] = tools.grammar
         params = self.params(NO_LIMIT, **more)
+        if tools.grammar is not None:  # stops are for the content, and a demanded call has none
+            params = replace(params, stop=(), stop_token_ids=())
         ending = {"add_generation_prompt": self.add_generation_prompt and not self.continue_final_message,
                   "continue_final_message": self.continue_final_message}  # fmt: skip
         return [self._job(request_id, params, messages=messages, template=template, **ending)]

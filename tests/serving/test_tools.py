@@ -188,6 +188,22 @@ def test_a_demanded_call_that_is_cut_off_ends_by_its_length(ask):
     assert answer.json()["stop_reason"] == "max_tokens" and answer.json()["content"][0]["name"] == "weather"
 
 
+@pytest.mark.parametrize("stops", [{"stop": ["a"]}, {"stop": '"'}, {"stop_token_ids": [ord("n"), ord("}")]}])
+def test_a_demanded_call_is_not_cut_by_what_ends_content(ask, stops):
+    pytest.importorskip("llguidance")
+    body = CHAT | {"tool_choice": "required"}
+    plain, stopped, cut, wrong = ask(CHATS, body, body | stops, body | stops | {"tool_choice": "auto"},
+                                     body | {"stop": ["x"] * 17})  # fmt: skip
+    [ours], [same] = (each.json()["choices"] for each in (plain, stopped))
+    assert called(same["message"]) == called(ours["message"])
+    assert same["finish_reason"] == "tool_calls" and "stop_reason" not in same
+    assert cut.status_code == 200 and (wrong.status_code, wrong.json()["error"]["param"]) == (400, "stop")
+    theirs = {"model": MODEL, "messages": CHAT["messages"], "temperature": 0, "max_tokens": 60, "tool_choice": {
+        "type": "any"}, "tools": [{"name": "f", "input_schema": TOOLS[1]["function"]["parameters"]}]}  # fmt: skip
+    [answer] = ask("/v1/messages", theirs | {"stop_sequences": ["a"]})
+    assert answer.json()["stop_reason"] == "tool_use" and answer.json()["content"][0]["input"] == {"zone": "UTC"}
+
+
 HARD = r"""{"a": "{[}\"\\", "b\u00e9": [{"c": {}}, "]", 1.50], "d": "\\\""}"""
 
 
