@@ -10,13 +10,18 @@ from paceline.serving.dialects import SAME, Body, Dialect, Kind, listed, only, s
 
 
 class Messages(Dialect):
-    """Anthropic's POST /v1/messages."""
+    """Anthropic's POST /v1/messages.
+
+    Args:
+        generates: an answer is wanted, which needs ``max_tokens``; else only a count of the prompt's tokens.
+    """
 
     names: ClassVar[Mapping[str, str]] = {"stop": "stop_sequences", "messages": "messages",
                                             "continue_final_message": "messages"}  # fmt: skip
     """Without the place inside the messages, because chat's are counted otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, generates: bool = True) -> None:
+        self._generates = generates
         self._id = f"msg_{uuid.uuid4().hex}"
 
     def request(self, body: Body) -> Body:
@@ -33,6 +38,8 @@ class Messages(Dialect):
         begun = bool(messages) and messages[-1]["role"] == "assistant"  # a prefill, which the answer goes on from
         if begun and messages[-1].get("tool_calls"):
             raise InvalidParameter("messages", "end with a tool_use", "send its tool_result too")
+        if self._generates and body.get("max_tokens") is None:
+            raise InvalidParameter("max_tokens", "Field required", "say how many tokens the answer may have")
         more: Body = {
             "messages": messages,
             "continue_final_message": begun,

@@ -99,7 +99,7 @@ def _generation_routes(front: Front) -> list[Route]:
         return await front.translated(request, await read_body(request, AnyBody, most), Messages())
 
     async def count_tokens(request: Request) -> Response:
-        dialect = Messages()
+        dialect = Messages(generates=False)
         body = dialect.chat_request(await read_body(request, AnyBody, most))
         with as_sent(dialect.sent_name), as_sent(body.sent_name):
             jobs, _ = front.prepared(body)

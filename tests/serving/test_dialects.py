@@ -56,6 +56,16 @@ def test_messages(ask):
     assert "".join(texts) == answer["content"][0]["text"]
 
 
+def test_messages_need_a_limit_and_their_count_does_not(ask):
+    endless = {key: value for key, value in MESSAGES.items() if key != "max_tokens"}
+    for answer in ask("/v1/messages", endless, endless | {"max_tokens": None}, endless | {"stream": True}):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", "max_tokens")
+        assert error["message"].startswith("max_tokens: Field required;")
+    [counted] = ask("/v1/messages/count_tokens", endless)
+    assert counted.json()["input_tokens"] > 0
+
+
 def test_responses(ask):
     turns = {"input": [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]}]}
     whole, stream, listed = ask("/v1/responses", RESPONSES, RESPONSES | {"stream": True}, RESPONSES | turns)
