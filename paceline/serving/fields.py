@@ -32,6 +32,8 @@ Whole = Annotated[int, BeforeValidator(_no_flag)]
 """A whole number; Python would count true as 1."""
 Amount = Annotated[FiniteFloat, BeforeValidator(_no_flag)]
 """A number that is finite."""
+NumTop = Annotated[int | None, BeforeValidator(lambda value: None if value is False else _no_flag(value))]
+"""Log-probabilities of a completion: a whole number, or false for none of them, as in a chat."""
 TokenId = Annotated[int, Strict()]
 """One of many, so it is checked without a call of Python."""
 Bias = Annotated[float, Strict()]
@@ -55,7 +57,9 @@ _NO_OPS: Mapping[str, Sequence[Any]] = {
     "tools": ([],), "tool_choice": ("none", "auto"), "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,), "truncate_prompt_tokens": (-1,), "allowed_token_ids": ([],),
     "chat_template_kwargs": ({},), "add_generation_prompt": (True,), "continue_final_message": (False,),
-    "echo": (False,),
+    "echo": (False,), "best_of": (1,), "documents": ([],), "mm_processor_kwargs": ({},), "vllm_xargs": ({},),
+    "return_tokens_as_token_ids": (False,), "include_reasoning": (True,), "cache_prompt": (True,),
+    "typical_p": (1.0,), "repeat_penalty": (1.0,),
 }  # fmt: skip
 """Values that ask for what is done anyway, of fields whose other values are not served."""
 
@@ -90,8 +94,13 @@ def check_extra(extra: Mapping[str, Any]) -> None:
         kind = _PASSED_OVER.get(key)
         if kind is not None and not isinstance(value, kind):
             raise InvalidParameter(key, f"is no {_KINDS[kind]}", "send one, or leave it out")
-        if kind is None and not any(value == each for each in _NO_OPS.get(key, ())):
+        if kind is None and not any(_same(value, each) for each in _NO_OPS.get(key, ())):
             raise InvalidParameter(key, "is not served", "leave it out")
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Whether two values are equal, where Python would count true as 1 too."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def wrong_field(error: ValidationError) -> InvalidParameter:

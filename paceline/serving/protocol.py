@@ -22,6 +22,7 @@ from paceline.serving.fields import (
     Amount,
     Bias,
     Extras,
+    NumTop,
     StreamOptions,
     TokenId,
     Whole,
@@ -157,7 +158,7 @@ class CompletionRequest(Request):
     """POST /v1/completions."""
 
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
-    logprobs: int | bool | None = None
+    logprobs: NumTop = None
     echo: bool = False
     add_special_tokens: bool = True
     best_of: Whole | None = None
@@ -175,7 +176,7 @@ class CompletionRequest(Request):
         """
         check_extra(self.model_extra or {})
         prompts = _prompts(self.prompt)
-        num_top = None if self.logprobs is None or self.logprobs is False else int(self.logprobs)
+        num_top = self.logprobs
         more: dict[str, Any] = {"logprobs": num_top}
         if self.echo and num_top is not None:
             more["prompt_logprobs"] = num_top

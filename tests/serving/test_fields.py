@@ -19,10 +19,15 @@ TURN = {"role": "user", "content": "hello"}
     [
         *((COMPLETIONS, {name: True}) for name in (
             "n", "best_of", "temperature", "top_p", "top_k", "max_tokens", "seed", "min_tokens", "presence_penalty",
-            "prompt_logprobs", "priority", "timeout")),
+            "logprobs", "prompt_logprobs", "priority", "timeout")),
         (COMPLETIONS, {"prompt": [True]}),
         (COMPLETIONS, {"prompt": [[97], [False]]}),
         (COMPLETIONS, {"stop_token_ids": [True]}),
+        *((CHATS, {name: True}) for name in ("best_of", "typical_p", "repeat_penalty", "length_penalty")),
+        *((CHATS, {name: 1}) for name in ("include_reasoning", "cache_prompt", "skip_special_tokens")),
+        (CHATS, {"best_of": 2}),
+        (CHATS, {"documents": [{"text": "x"}]}),
+        (CHATS, {"cache_prompt": False}),
         (COMPLETIONS, {"stop_token_ids": [5000]}),
         (COMPLETIONS, {"allowed_token_ids": [5000]}),
         (COMPLETIONS, {"allowed_token_ids": []}),
@@ -52,6 +57,18 @@ def test_what_clients_send_besides_is_passed_over(ask):
     plain, more = ask(CHATS, CHAT | {"stream": True}, CHAT | options | passed)
     texts = ["".join(e["choices"][0]["delta"]["content"] for e in events(each)) for each in (plain, more)]
     assert texts[0] == texts[1]
+
+
+NO_OPS = {"documents": [], "mm_processor_kwargs": {}, "vllm_xargs": {}, "return_tokens_as_token_ids": False,
+          "include_reasoning": True, "cache_prompt": True, "typical_p": 1.0, "repeat_penalty": 1, "best_of": 1,
+          "suffix": "", "length_penalty": 1.0, "use_beam_search": False, "logprobs": False}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
+def test_values_that_change_nothing_count_as_absent(ask, path):
+    plain, more = ask(path, GOOD[path], GOOD[path] | NO_OPS)
+    assert more.status_code == 200, more.text
+    assert more.json()["choices"] == plain.json()["choices"]
 
 
 def test_fields_with_vllms_names_reach_the_sampler(ask):
