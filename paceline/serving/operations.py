@@ -1,5 +1,6 @@
 """Routes for operators and tools: models, health, readiness, version, metrics, state."""
 
+import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -14,10 +15,11 @@ from paceline.serving.request_log import RequestLog
 
 def model_routes(front: Front) -> list[Route]:
     """What requests may ask for."""
+    started = int(time.time())
 
     def entry(name: str) -> dict[str, Any]:
         longest = front.backend.describe(name)["max_model_len"]
-        return {"id": name, "object": "model", "created": 0, "owned_by": "paceline", "max_model_len": longest}
+        return {"id": name, "object": "model", "created": started, "owned_by": "paceline", "max_model_len": longest}
 
     async def models(_: Request) -> Response:
         return JSONResponse({"object": "list", "data": [entry(name) for name in front.backend.models]})

@@ -29,6 +29,7 @@ def test_probes_models_and_version(serving):
                 assert (await client.get(path)).status_code == 200
             entry = (await client.get(f"/v1/models/{MODEL}")).json()
             assert entry["id"] == MODEL and entry["max_model_len"] == 512
+            assert 0 <= time.time() - entry["created"] < 600
             assert (await client.get("/v1/models/other")).status_code == 404
             await client.post(COMPLETIONS, json=TEXT)
             state = (await client.get("/api/state")).json()
