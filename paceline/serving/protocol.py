@@ -11,7 +11,7 @@ answer, clusters only) and ``paceline``.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -223,7 +223,7 @@ class ChatRequest(Request):
     logprobs: bool = False
     top_logprobs: Whole | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    reasoning_effort: str | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     tools: list[dict[str, Any]] = Field(default_factory=list)

@@ -36,6 +36,7 @@ class Responses(Dialect):
     names: ClassVar[Mapping[str, str]] = {
         "messages": "input", "max_completion_tokens": "max_output_tokens",
         "max_tokens": "max_output_tokens", "response_format": "text", "structured_outputs": "text",
+        "reasoning_effort": "reasoning",
     }  # fmt: skip
 
     def __init__(self) -> None:

@@ -26,6 +26,9 @@ TURN = {"role": "user", "content": "hello"}
         *((CHATS, {name: True}) for name in ("best_of", "typical_p", "repeat_penalty", "length_penalty")),
         *((CHATS, {name: 1}) for name in ("include_reasoning", "cache_prompt", "skip_special_tokens")),
         (CHATS, {"best_of": 2}),
+        (CHATS, {"reasoning_effort": "extreme"}),
+        (CHATS, {"reasoning_effort": ""}),
+        (RESPONSES, {"reasoning": {"effort": "extreme"}}),
         (CHATS, {"documents": [{"text": "x"}]}),
         (CHATS, {"cache_prompt": False}),
         (COMPLETIONS, {"stop_token_ids": [5000]}),
@@ -57,6 +60,13 @@ def test_what_clients_send_besides_is_passed_over(ask):
     plain, more = ask(CHATS, CHAT | {"stream": True}, CHAT | options | passed)
     texts = ["".join(e["choices"][0]["delta"]["content"] for e in events(each)) for each in (plain, more)]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh", None])
+def test_efforts_of_reasoning_are_openais(ask, effort):
+    [chat] = ask(CHATS, CHAT | {"reasoning_effort": effort})
+    [response] = ask(RESPONSES, GOOD[RESPONSES] | {"reasoning": {"effort": effort}})
+    assert chat.status_code == response.status_code == 200
 
 
 NO_OPS = {"documents": [], "mm_processor_kwargs": {}, "vllm_xargs": {}, "return_tokens_as_token_ids": False,
