@@ -106,17 +106,23 @@ class Answer:
         body = self._head | {"object": kind, "choices": choices, "usage": self.usage()}
         return body | self._statistics()
 
-    def pieces(self, place: int, chunk: Chunk, with_usage: bool = False) -> list[dict[str, Any]]:
-        """The bodies of the events that tell of a chunk; `place` is the index of the prompt.
+    def pieces(self, place: int, chunk: Chunk, usage: tuple[bool, bool] = (False, False)) -> list[dict[str, Any]]:
+        """The bodies of the events that tell of a chunk.
 
         One as a rule; several for calls of tools, and none where a chunk only adds to a call that cannot be told yet.
+
+        Args:
+            place: the index of the prompt.
+            usage: whether counts come at the end of the stream, so that these bodies have none (null), and whether
+                they come with every body.
         """
+        at_end, always = usage
         number = self._note(place, chunk)
         if not self._wish.is_chat:
             contents: list[dict[str, Any]] = [{"text": chunk.text}]
         else:
             contents = [{"delta": delta} for delta in self._deltas(number, chunk)]
-        if contents == [{"delta": {}}] and not (with_usage or chunk.pieces or chunk.step or chunk.finish_reason):
+        if contents == [{"delta": {}}] and not (always or chunk.pieces or chunk.step or chunk.finish_reason):
             return []
         if self._wish.is_chat and number not in self._begun:
             contents[0] = {"delta": {"role": "assistant", "content": None} | contents[0]["delta"]}
@@ -124,10 +130,10 @@ class Answer:
         parts = [replace(chunk, finish_reason=None)] * (len(contents) - 1) + [chunk]
         choices = [self._choice(number, content, part, () if told else chunk.pieces)
                    for told, (content, part) in enumerate(zip(contents, parts, strict=True))]  # fmt: skip
-        more = {"usage": self.usage()} if with_usage else {}
+        more = {"usage": self.usage() if always else None} if always or at_end else {}
         return [self._head | {"object": self._chunk_kind, "choices": [choice]} | more for choice in choices]
 
-    def quick(self, place: int, chunk: Chunk) -> str | None:
+    def quick(self, place: int, chunk: Chunk, usage_at_end: bool = False) -> str | None:
         """`pieces` as JSON, built faster, for a chunk that only adds text to a choice that has begun; else None."""
         wish = self._wish
         number = place * wish.num_samples + chunk.index
@@ -137,7 +143,7 @@ class Answer:
             return None
         if number not in self._around:
             mark = uuid.uuid4().hex
-            [told] = self.pieces(place, replace(chunk, text=mark))
+            [told] = self.pieces(place, replace(chunk, text=mark), (usage_at_end, False))
             body = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
             before, _, after = body.partition(f'"{mark}"')
             self._around[number] = before, after

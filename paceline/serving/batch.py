@@ -75,7 +75,8 @@ async def _answer(front: Front, request: dict[str, Any]) -> dict[str, Any]:
     """A line of the output, with status and error for a rejected request."""
     head = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": request["custom_id"]}
     try:
-        body = parse(json.dumps(request["body"] | {"stream": False}).encode(), KINDS[request["url"]])
+        whole = {key: value for key, value in request["body"].items() if key not in ("stream", "stream_options")}
+        body = parse(json.dumps(whole).encode(), KINDS[request["url"]])
         with as_sent(body.sent_name):
             jobs, answer = front.prepared(body)
             status, told = 200, await front.whole(body, jobs, answer)

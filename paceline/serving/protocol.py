@@ -147,6 +147,8 @@ class Request(BaseModel):
     def _job(self, request_id: str, params: SamplingParams, **more: Any) -> Job:
         if self.timeout is not None and not self.timeout > 0:
             raise InvalidParameter("timeout", f"{self.timeout} s", "give seconds above 0")
+        if "stream_options" in self.model_fields_set and self.stream_options.model_fields_set and not self.stream:
+            raise InvalidParameter("stream_options", "is only allowed with stream", "leave it out, or stream")
         detail = self.wants_pieces or params.logprobs is not None
         return Job(
             request_id, self.model or "", params=params, stream=self.stream, slo=self.slo, priority=self.priority,

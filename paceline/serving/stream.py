@@ -94,11 +94,11 @@ async def bodies(
     at_end, always = usage
     try:
         if first is not None:
-            for body in await _told(answer, first, always):
+            for body in await _told(answer, first, usage):
                 yield body
         async for item in chunks:
-            told = None if always else answer.quick(*item)
-            for body in await _told(answer, item, always) if told is None else (told,):
+            told = None if always else answer.quick(*item, at_end)
+            for body in await _told(answer, item, usage) if told is None else (told,):
                 yield body
     except Exception as error:
         if not isinstance(error, PacelineError):  # the client is told no more than that something failed
@@ -112,11 +112,11 @@ async def bodies(
         yield error_body(answer.errors[0], "request_failed")
 
 
-async def _told(answer: Answer, item: tuple[int, Chunk], always: bool) -> list[dict[str, Any]]:
+async def _told(answer: Answer, item: tuple[int, Chunk], usage: tuple[bool, bool]) -> list[dict[str, Any]]:
     """The bodies of a chunk; those that tell of a whole prompt are made beside the event loop."""
     if item[1].summary.prompt:
-        return await asyncio.to_thread(answer.pieces, *item, always)
-    return answer.pieces(*item, always)
+        return await asyncio.to_thread(answer.pieces, *item, usage)
+    return answer.pieces(*item, usage)
 
 
 async def events(told: AsyncGenerator[dict[str, Any] | str, None], answer: Answer) -> AsyncGenerator[str, None]:

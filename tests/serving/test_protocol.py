@@ -232,6 +232,27 @@ def test_cached_tokens_and_continuous_usage_are_told(serving):
     assert streamed[-1]["usage"]["completion_tokens"] == 4
 
 
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, TEXT), (CHATS, CHAT | {"logprobs": True})])
+def test_counts_at_the_end_are_null_before(ask, path, body):
+    settings = Settings(stream_interval=2)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    counted, plain = ask(path, body | options, body | {"stream": True}, settings=settings)
+    *before, last = events(counted)
+    assert len(before) > 2 and all(event["usage"] is None and event["choices"] for event in before)
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] > 0
+    assert not any("usage" in event for event in events(plain))
+
+
+def test_options_of_a_stream_are_refused_without_one(ask):
+    for path, body in ((COMPLETIONS, TEXT), (CHATS, CHAT)):
+        options = [{"include_usage": True}, {"include_usage": False}, {}, {"include_usage": None}]
+        bodies = [body | {"stream_options": each} for each in options]
+        refused, also, *fine = ask(path, *bodies, body | {"stream_options": None})
+        assert [each.status_code for each in (refused, also, *fine)] == [400, 400, 200, 200, 200]
+        assert refused.json()["error"]["param"] == "stream_options"
+        assert "only allowed with stream" in refused.json()["error"]["message"]
+
+
 def test_counts_are_told_with_every_event(ask):
     """Those of tokens that nobody asked to see; how many come with one event depends on who is quicker."""
     always = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}

@@ -222,12 +222,12 @@ def test_arguments_of_a_demanded_call_are_told_as_they_are_written(arguments, si
     assert not reader.is_cut and (size > 1 or len(more) == len(arguments))
 
 
-def streamed_answer(choice, *texts, with_usage=False, **wish):
+def streamed_answer(choice, *texts, usage=(False, False)):
     """The choices of a stream of which these are the chunks."""
-    answer = Answer("id", "mine", Wish(is_chat=True, tools=ToolChoice(TOOLS, choice), prompts=[None], **wish))
+    answer = Answer("id", "mine", Wish(is_chat=True, tools=ToolChoice(TOOLS, choice), prompts=[None]))
     last = len(texts) - 1
     chunks = [Chunk(text, "stop" if i == last else None, num_tokens=1) for i, text in enumerate(texts)]
-    return [body["choices"][0] for chunk in chunks for body in answer.pieces(0, chunk, with_usage)]
+    return [body["choices"][0] for chunk in chunks for body in answer.pieces(0, chunk, usage)]
 
 
 def test_a_call_of_the_models_own_is_told_whole_and_its_end_apart():
@@ -250,7 +250,7 @@ def test_a_stream_with_tools_that_calls_none():
 
 def test_counts_come_with_chunks_that_tell_nothing():
     texts = ('{"name": ', '"clock", ', '"arguments": {}}')
-    told = streamed_answer("required", *texts, with_usage=True)
+    told = streamed_answer("required", *texts, usage=(True, True))
     assert [each["delta"].get("content", "") for each in told] == [None, "", "", ""]
     assert [len(each["delta"].get("tool_calls", ())) for each in told] == [0, 1, 1, 0]
     assert len(streamed_answer("required", *texts)) == 3
