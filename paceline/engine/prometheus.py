@@ -1,5 +1,6 @@
 """Metrics of an engine as Prometheus text, under ``paceline:`` and vLLM's names. Needs the extra ``serve``."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from paceline.engine.metrics import EngineMetrics, Histogram
@@ -9,6 +10,35 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 PREFIX = "paceline:"
+MEANINGS: Mapping[str, str] = {
+    "num_requests_running": "samples that hold cache pages",
+    "num_requests_waiting": "samples that hold no cache pages",
+    "kv_cache_usage_perc": "pages that requests hold, as a share of all (0 to 1); idle cached pages count as free",
+    "prompt_tokens": "tokens of finished requests' prompts",
+    "generation_tokens": "tokens generated",
+    "prefix_cache_queries": "tokens of admitted requests",
+    "prefix_cache_hits": "tokens of admitted requests that were found in the prefix cache",
+    "num_preemptions": "times a request lost its pages to others",
+    "request_success": "samples ended, by stop, length, abort, timeout or error",
+    "spec_decode_num_drafts": "drafts verified",
+    "spec_decode_num_draft_tokens": "drafted nodes verified",
+    "spec_decode_num_accepted_tokens": "drafted tokens that joined an output",
+    "spec_decode_num_accepted_tokens_per_pos": "drafts of which at least position + 1 tokens were accepted",
+    "spec_decode_acceptance_length": "drafts after which that number of tokens was emitted in one pass",
+    "num_lossy_requests": "finished requests whose drafts a lossy rule judged",
+    "num_passes": "passes of the target",
+    "rows": "rows of the target's passes, by prefill, decode or draft",
+    "request_prefill_time_seconds": "first scheduled step to the first token",
+    "request_decode_time_seconds": "first token to the end",
+    "request_prompt_tokens": "tokens of a request's prompt",
+    "request_generation_tokens": "tokens of each sample of a request",
+    "iteration_tokens_total": "prompt rows read and tokens committed in a pass",
+    "request_queue_time_seconds": "arrival to the first step that computed something",
+    "time_to_first_token_seconds": "arrival to the first token",
+    "inter_token_latency_seconds": "between two steps that emitted tokens of a request",
+    "e2e_request_latency_seconds": "arrival to the end",
+}
+"""What every metric counts or measures, as docs/metrics.md has it too."""
 
 
 def prometheus_text(metrics: EngineMetrics, model_name: str) -> bytes:
@@ -73,4 +103,5 @@ def _cumulative(histogram: Histogram) -> list[tuple[str, float]]:
 
 
 def _describe(name: str) -> str:
-    return name.replace("_", " ").capitalize() + "."
+    meaning = MEANINGS[name]
+    return f"{meaning[0].upper()}{meaning[1:]}."

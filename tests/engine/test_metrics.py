@@ -1,13 +1,15 @@
 """What an engine counts, and how a scraper reads it."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from paceline.engine.live import LiveSample
 from paceline.engine.metrics import SECONDS, Histogram
-from paceline.engine.prometheus import prometheus_text
+from paceline.engine.prometheus import MEANINGS, prometheus_text
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, run_all
 
@@ -138,3 +140,16 @@ def test_a_request_for_plain_decoding_gets_it_under_every_rule(engine_for, rule,
     theirs = run_all(engine_for(), params=params)
     assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
     assert not any(one.lossy or one.stats.num_drafts for one in ours)
+
+
+def test_help_lines_say_what_the_documentation_says(engine_for):
+    pytest.importorskip("prometheus_client")
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(\w+)(?:{\w+})?` \| (\w+) \| (.*) \|$", page, re.MULTILINE)
+    text = prometheus_text(engine_for().metrics, "m").decode()
+    kinds = {name.removesuffix("_total"): kind for name, kind in re.findall(r"# TYPE paceline:(\w+) (\w+)", text)}
+    told = {name.removesuffix("_total"): line for name, line in re.findall(r"# HELP paceline:(\w+) (.*)", text)}
+    assert {name: meaning for name, _, meaning in rows} == MEANINGS
+    assert kinds == {name.removesuffix("_total"): kind for name, kind, _ in rows}
+    for name, _, meaning in rows:
+        assert told[name.removesuffix("_total")] == f"{meaning[0].upper()}{meaning[1:]}."
