@@ -49,7 +49,7 @@ class SamplingParams:
         allowed_token_ids: the only ids that may be emitted, an end-of-sequence id among them or the text does not end;
             65536 at most, None allows all.
         min_tokens: before this many output tokens, end-of-sequence and stop ids have probability 0, and a stop string
-            that is complete by then is ordinary text.
+            that is complete by then is ordinary text. A grammar that is complete ends the output all the same.
         max_tokens: most output tokens; None (kept as 2**31 - 1) for as many as the context holds.
         seed: the source of all randomness of the request; None takes a fresh one. Sample i of n uses seed + i, and so
             equals the output of a single-sample request with that seed.

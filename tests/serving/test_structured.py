@@ -53,6 +53,14 @@ def test_other_ways_to_ask(ask, asked, texts):
     assert content(ask(CHATS, CHAT | asked)[0]) in texts
 
 
+def test_least_tokens_forbid_an_end_only_where_the_grammar_goes_on(ask):
+    """A complete text has nothing more to say; one that may go on has to."""
+    wishes = ({"choice": ["yes", "no"]}, {"regex": "(ab)+"})
+    ended, longer = ask(CHATS, *(CHAT | {"structured_outputs": each, "min_tokens": 10} for each in wishes))
+    assert content(ended) in ("yes", "no") and ended.json()["choices"][0]["finish_reason"] == "stop"
+    assert len(content(longer)) >= 10 and set(content(longer)) == {"a", "b"}
+
+
 def test_json_mode_is_an_object(ask):
     body = CHAT | {"response_format": {"type": "json_object"}, "temperature": 0.5, "max_tokens": 300}
     [answer] = ask(CHATS, body)
