@@ -23,6 +23,9 @@ def batch(
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Answers are added here, in the order they end.")],
     model: o.Model = o.DEFAULT_MODEL,
     *,
+    served_model_name: Annotated[
+        str | None, typer.Option("--served-model-name", help="What requests call the model; its name by default.")
+    ] = None,
     drafting: Drafting,
     dtype: o.Dtype = o.DEFAULT_DTYPE,
     threads: o.Threads = None,
@@ -31,9 +34,9 @@ def batch(
 ) -> None:
     """Answer a file of requests without a server; what an earlier run has answered is not asked again.
 
-    The model of a request's body is not looked at: --model answers all. A request that is refused gets a line with its
-    error and counts as answered. Exit 0: OUT has an answer for every request; 1: all were asked, and OUT has errors
-    for some; 2: the batch could not be run.
+    A request for another model than --model (or --served-model-name) is refused; one that names none is for it. A
+    request that is refused gets a line with its error and counts as answered. Exit 0: OUT has an answer for every
+    request; 1: all were asked, and OUT has errors for some; 2: the batch could not be run.
 
     Examples:
 
@@ -56,7 +59,7 @@ def batch(
         engine = {"dtype": dtype, "num_threads": threads, "max_num_seqs": max_num_seqs,
                   "kv_cache_memory_bytes": bytes_of("kv_cache_memory_bytes", kv_cache_memory_bytes)}  # fmt: skip
         with telling_end(f"ended; start the same command again to go on: {target} keeps the answers that it has"):
-            asyncio.run(_run(model, speculative, engine, waiting, target))
+            asyncio.run(_run(model, served_model_name or model, speculative, engine, waiting, target))
     if refused := num_refused(target, requests):
         where = (
             f"{refused} of {len(requests)} requests were refused: see the lines of {target} whose status_code is not"
@@ -74,7 +77,9 @@ def _check_target(source: Path, target: Path) -> None:
         raise InvalidParameter("output", f"{target} holds the requests", "name another file")
 
 
-async def _run(model: str, speculative: Any, engine: dict[str, Any], requests: list[Any], target: Path) -> None:
+async def _run(
+    model: str, name: str, speculative: Any, engine: dict[str, Any], requests: list[Any], target: Path
+) -> None:
     from paceline.serving.batch import run_batch
     from paceline.serving.front import Front
     from paceline.serving.local import LocalBackend
@@ -84,10 +89,8 @@ async def _run(model: str, speculative: Any, engine: dict[str, Any], requests: l
 
     with progress_bars() as progress:
         opener = partial(open_model, speculative=speculative, progress=progress, **engine)
-        backend = LocalBackend([ModelSpec(model, model)], opener)
+        backend = LocalBackend([ModelSpec(name, model)], opener)
     front = Front(backend, Settings(max_running=engine["max_num_seqs"], max_queue=1 << 20))
-    for request in requests:
-        request["body"]["model"] = model
     num_written = 0
     try:
         with target.open("a", encoding="utf-8") as out, progress_bars() as progress:

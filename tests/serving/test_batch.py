@@ -69,6 +69,21 @@ def test_the_exit_code_says_whether_every_request_has_an_answer(make_llm, tmp_pa
     assert run() == (0, f"2 of 3 are answered already 1 line added to {target}")
 
 
+def test_requests_for_another_model_are_refused(make_llm, tmp_path, monkeypatch):
+    """As by a server: answers of a model that nobody asked for would be taken for the other one's."""
+    monkeypatch.setattr("paceline.serving.worker.open_model", lambda spec, **how: AsyncLLM(make_llm()))
+    lines = [line("a", prompt="x", model="gpt"), line("b", prompt="x", model="tiny"), line("c", prompt="x")]
+    source = written(tmp_path / "in", lines)
+    for name, other in (("tiny", "a"), ("gpt", "b")):
+        named = [] if name == "tiny" else ["--served-model-name", name]
+        ended = CliRunner().invoke(app, ["batch", str(source), str(tmp_path / name), "--model", "tiny", *named])
+        found = [json.loads(each) for each in (tmp_path / name).read_text().splitlines()]
+        told = {each["custom_id"]: each["response"] for each in found}
+        assert ended.exit_code == 1 and told[other]["status_code"] == 404
+        assert told[other]["body"]["error"]["code"] == "model_not_found"
+        assert {told[each]["body"]["model"] for each in "abc" if each != other} == {name}
+
+
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
     """As Windows' editors write it; a key that had it would never be the one that is sent."""
     path = written(tmp_path / "in", [line("a", prompt="x")])
