@@ -108,11 +108,8 @@ class CallReader:
         if ended:
             more, _ = self._last(*self._split())
             return shown + more, self._told(before)
-        keep = (
-            self._split()[0]
-            if CALL_OPEN in self._held
-            else self._held[: len(self._held) - overlap(self._held, CALL_OPEN)]
-        )
+        plain = len(self._held) - overlap(self._held, CALL_OPEN)
+        keep = self._split()[0] if CALL_OPEN in self._held else self._held[:plain]
         self._held = self._held[len(keep) :]
         return shown + keep, self._told(before)
 
