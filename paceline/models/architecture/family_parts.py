@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.models.architecture.family import MOST_LAYERS, SWIGLU_ALPHA, SWIGLU_LIMIT
 from paceline.models.architecture.layer_sizes import sizes_from_gguf, sizes_from_hf
-from paceline.models.architecture.recurrence import MOST_TAPS, Recurrence, short_convolution, with_matrices
+from paceline.models.architecture.recurrence import MOST_TAPS, Kind, Recurrence, short_convolution, with_matrices
 from paceline.models.fields import Fields, refuse, shown
 
 _NO_LIMITS = [0.0, float("inf")], [0.0, {"__float__": "Infinity"}]
@@ -258,21 +258,22 @@ def qwen3_5_gguf(fields: Fields) -> dict[str, Any]:
 
 
 def qwen3_next_gguf(fields: Fields) -> dict[str, Any]:
-    """As `qwen3_5`. GGUF has the width of all value heads together."""
+    """As `qwen3_5`."""
     layers, every = fields.whole("block_count", most=MOST_LAYERS), fields.whole("full_attention_interval", 4)
     layers -= fields.whole("nextn_predict_layers", 0, least=0)
-    heads, width = fields.whole("ssm.time_step_rank"), fields.whole("ssm.inner_size")
-    sizes = Fields({
-        "ssm.conv_kernel": fields.whole("ssm.conv_kernel"), "ssm.group_count": fields.whole("ssm.group_count"),
-        "ssm.time_step_rank": heads, "ssm.state_size": fields.whole("ssm.state_size"), "value_dim": width // heads,
-    })  # fmt: skip
-    names = ("ssm.conv_kernel", "ssm.group_count", "ssm.time_step_rank", "ssm.state_size", "value_dim")
     numbers = tuple(i for i in range(layers) if (i + 1) % every)
-    return {
-        "qk_norm": True,
-        "attention_gate": True,
-        "recurrence": with_matrices("gated_delta_net", numbers, sizes, names),
-    }
+    recurrence = _with_matrices_gguf("gated_delta_net", numbers, fields)
+    return {"qk_norm": True, "attention_gate": True, "recurrence": recurrence}
+
+
+def _with_matrices_gguf(
+    kind: Kind, layers: tuple[int, ...], fields: Fields, conv_bias: bool = False
+) -> Recurrence | None:  # fmt: skip
+    """As `with_matrices`. GGUF has the width of all value heads together."""
+    heads, width = fields.whole("ssm.time_step_rank"), fields.whole("ssm.inner_size")
+    names = ("ssm.conv_kernel", "ssm.group_count", "ssm.time_step_rank", "ssm.state_size")
+    sizes = Fields({name: fields.whole(name) for name in names} | {"value_dim": width // heads})
+    return with_matrices(kind, layers, sizes, (*names, "value_dim"), conv_bias)
 
 
 def _recurrent(kinds: Sequence[str], kind: str, layers: int) -> tuple[int, ...]:
@@ -300,7 +301,7 @@ def granite4(fields: Fields) -> dict[str, Any]:
     fields.expect("position_embedding_type", None, "rope", "nope")
     turns = fields.get("position_embedding_type", None) == "rope"
     parts = granite(fields) | {
-        "recurrence": state_space(_recurrent(kinds, "linear_attention", layers), fields),
+        "recurrence": _state_space(_recurrent(kinds, "linear_attention", layers), fields),
         "layers_without_rope": () if turns else tuple(range(layers)),
     }  # fmt: skip
     if not fields.whole("num_local_experts", least=0):
@@ -312,10 +313,10 @@ def granite4_gguf(fields: Fields) -> dict[str, Any]:
     """As `granite4`; layers without key heads are state spaces."""
     heads = fields.list("attention.head_count_kv", int, MOST_LAYERS)
     layers = tuple(i for i, count in enumerate(heads) if not count)
-    return granite_gguf(fields) | {"recurrence": _state_space_gguf(layers, fields)}
+    return granite_gguf(fields) | {"recurrence": _with_matrices_gguf("state_space", layers, fields, conv_bias=True)}
 
 
-def state_space(layers: tuple[int, ...], fields: Fields) -> Recurrence | None:
+def _state_space(layers: tuple[int, ...], fields: Fields) -> Recurrence | None:
     """State spaces (Mamba-2) without limits on their steps; None without such layers."""
     if not layers:
         return None
@@ -332,17 +333,6 @@ def state_space(layers: tuple[int, ...], fields: Fields) -> Recurrence | None:
     })  # fmt: skip
     names = ("mamba_d_conv", "mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head")
     return with_matrices("state_space", layers, sizes, names, fields.flag("mamba_conv_bias", True))
-
-
-def _state_space_gguf(layers: tuple[int, ...], fields: Fields) -> Recurrence | None:
-    """As `state_space`. GGUF has the width of all heads together, and a bias of the convolution."""
-    heads, width = fields.whole("ssm.time_step_rank"), fields.whole("ssm.inner_size")
-    sizes = Fields({
-        "ssm.conv_kernel": fields.whole("ssm.conv_kernel"), "ssm.group_count": fields.whole("ssm.group_count"),
-        "ssm.time_step_rank": heads, "ssm.state_size": fields.whole("ssm.state_size"), "head_dim": width // heads,
-    })  # fmt: skip
-    names = ("ssm.conv_kernel", "ssm.group_count", "ssm.time_step_rank", "ssm.state_size", "head_dim")
-    return with_matrices("state_space", layers, sizes, names, conv_bias=True)
 
 
 def minicpm3(fields: Fields) -> dict[str, Any]:
