@@ -46,8 +46,7 @@ KINDS = {
     "convolutions": (small_config(**LAYERS, hidden_size=64, recurrence=CONVOLUTIONS), "float32"),
     "deltas": (GATED, "float32"),
     "deltas-w8a8": (GATED, "w8a8"),
-    "spaces": (SPACED, "float32"),
-    "spaces-w8a8": (SPACED, "w8a8"),
+    "spaces": (SPACED, "w8a8"),  # in float32 by test_numba_families
 }
 ASKED = {"max_tokens": 40, "ignore_eos": True, "logprobs": 3}
 EACH = [SamplingParams(temperature=0, **ASKED), SamplingParams(temperature=0.9, top_p=0.95, seed=11, **ASKED)] * 2
