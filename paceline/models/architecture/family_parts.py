@@ -228,9 +228,7 @@ def lfm2(fields: Fields) -> dict[str, Any]:
 
 def lfm2_gguf(fields: Fields) -> dict[str, Any]:
     """As `lfm2`; layers without key heads are convolutions."""
-    heads = fields.list("attention.head_count_kv", int, MOST_LAYERS)
-    numbers = tuple(i for i, count in enumerate(heads) if not count)
-    hidden = fields.whole("embedding_length")
+    numbers, hidden = _without_keys(fields), fields.whole("embedding_length")
     return {
         "qk_norm": True,
         "recurrence": short_convolution(numbers, fields.whole("shortconv.l_cache", most=MOST_TAPS), hidden),
@@ -276,6 +274,12 @@ def _with_matrices_gguf(
     return with_matrices(kind, layers, sizes, (*names, "value_dim"), conv_bias)
 
 
+def _without_keys(fields: Fields) -> tuple[int, ...]:
+    """Numbers of the layers without key heads in a GGUF file."""
+    heads = fields.list("attention.head_count_kv", int, MOST_LAYERS)
+    return tuple(i for i, count in enumerate(heads) if not count)
+
+
 def _recurrent(kinds: Sequence[str], kind: str, layers: int) -> tuple[int, ...]:
     """Numbers of the layers of this `kind`; the others must have full attention."""
     if len(kinds) < layers or not set(kinds) <= {kind, "full_attention"}:
@@ -311,9 +315,8 @@ def granite4(fields: Fields) -> dict[str, Any]:
 
 def granite4_gguf(fields: Fields) -> dict[str, Any]:
     """As `granite4`; layers without key heads are state spaces."""
-    heads = fields.list("attention.head_count_kv", int, MOST_LAYERS)
-    layers = tuple(i for i, count in enumerate(heads) if not count)
-    return granite_gguf(fields) | {"recurrence": _with_matrices_gguf("state_space", layers, fields, conv_bias=True)}
+    states = _with_matrices_gguf("state_space", _without_keys(fields), fields, conv_bias=True)
+    return granite_gguf(fields) | {"recurrence": states}
 
 
 def _state_space(layers: tuple[int, ...], fields: Fields) -> Recurrence | None:
@@ -324,15 +327,15 @@ def _state_space(layers: tuple[int, ...], fields: Fields) -> Recurrence | None:
     limits = fields.get("time_step_limit", None)
     if limits is not None and list(limits) not in _NO_LIMITS:
         raise refuse("time_step_limit", f"{shown(limits)} is not implemented, only 0 to infinity")
-    heads, hidden, dim = fields.whole("mamba_n_heads"), fields.whole("hidden_size"), fields.get("mamba_d_head", "auto")
+    names, dim = (
+        ("mamba_d_conv", "mamba_n_groups", "mamba_n_heads", "mamba_d_state"),
+        fields.get("mamba_d_head", "auto"),
+    )
+    sizes: dict[str, Any] = {name: fields.whole(name) for name in names}
     if dim == "auto":
-        dim = fields.whole("mamba_expand") * hidden // heads
-    sizes = Fields({
-        "mamba_d_conv": fields.whole("mamba_d_conv"), "mamba_n_groups": fields.whole("mamba_n_groups"),
-        "mamba_n_heads": heads, "mamba_d_state": fields.whole("mamba_d_state"), "mamba_d_head": dim,
-    })  # fmt: skip
-    names = ("mamba_d_conv", "mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head")
-    return with_matrices("state_space", layers, sizes, names, fields.flag("mamba_conv_bias", True))
+        dim = fields.whole("mamba_expand") * fields.whole("hidden_size") // sizes["mamba_n_heads"]
+    own = Fields(sizes | {"mamba_d_head": dim})
+    return with_matrices("state_space", layers, own, (*names, "mamba_d_head"), fields.flag("mamba_conv_bias", True))
 
 
 def minicpm3(fields: Fields) -> dict[str, Any]:

@@ -128,11 +128,8 @@ def recurrent_shapes(recurrence: Recurrence, hidden: int) -> Iterator[tuple[str,
         yield "conv.conv.weight", (channels, recurrence.kernel)
         yield "conv.out_proj.weight", (hidden, channels)
         return
-    width, keys, is_delta = (
-        recurrence.width,
-        recurrence.key_heads * recurrence.key_dim,
-        recurrence.kind == "gated_delta_net",
-    )
+    width, keys = recurrence.width, recurrence.key_heads * recurrence.key_dim
+    is_delta = recurrence.kind == "gated_delta_net"
     for part, rows in (("q", keys), ("k", keys), ("v", width), ("z", width)):
         yield f"linear_attn.in_proj_{part}.weight", (rows, hidden)
     if is_delta:

@@ -251,15 +251,12 @@ class _Places:
             turns_of["linear_attn"] = config.recurrence.key_heads
         self._of: dict[str, _Place] = {}
         for theirs, parts in stacked.items():
-            held = [part for part in parts if part in rows]
-            sizes = [rows[part] for part in held]
+            held, sizes = _held(parts, rows)
             for i, part in enumerate(held):
                 self._of[part] = _Place(theirs, sum(sizes), sum(sizes[:i]))
         for theirs, parts in (woven or {}).items():
-            held = [part for part in parts if part in rows]
-            sizes = [rows[part] for part in held]
-            turns = turns_of.get(parts[0].split(".")[0], sizes[0] if sizes else 0)
-            runs = [size // turns for size in sizes]
+            held, sizes = _held(parts, rows)
+            runs = [size // turns_of.get(parts[0].split(".")[0], sizes[0]) for size in sizes]
             for i, part in enumerate(held):
                 self._of[part] = _Place(theirs, sum(sizes), sum(runs[:i]), sum(runs), runs[i])
 
@@ -271,11 +268,19 @@ class _Places:
 def _rows_of_parts(config: ModelConfig) -> dict[str, int]:
     """Rows of each part that the model has, in the first layer that has it; ``mlp.experts.*`` of one expert."""
     rows: dict[str, int] = {}
+    if config.experts:  # there may be tens of thousands of tensors, of which these are like all others
+        config = replace(config, experts=config.experts.without_the_rest())
     for name, shape in each_tensor(config):
         _, part, _ = _taken_apart(name)
         expert = _EXPERT.fullmatch(part)
         rows.setdefault(f"mlp.experts.{expert[2]}" if expert else part, shape[0])
     return rows
+
+
+def _held(parts: Iterable[str], rows: Mapping[str, int]) -> tuple[list[str], list[int]]:
+    """Those of `parts` that the model has, and their rows."""
+    held = [part for part in parts if part in rows]
+    return held, [rows[part] for part in held]
 
 
 def _taken_apart(name: str) -> tuple[int | None, str, str]:
