@@ -41,11 +41,7 @@ from paceline.models.numba_executor.linear import chunk, inner_product_at, produ
 from paceline.models.numba_executor.matrix import read_weights
 from paceline.models.numba_executor.operand import put
 from paceline.models.numba_executor.peaks import find_peaks
-from paceline.models.numba_executor.recurrent import (
-    norm_groups,
-    project_gates,
-    run_states,
-)
+from paceline.models.numba_executor.recurrent import norm_groups, project_gates, run_states
 from paceline.models.numba_executor.reference import refer, stored
 from paceline.models.numba_executor.rowwise import layer_norm_row, norm_row, rotate
 from paceline.models.numba_executor.team import barrier, share, take
