@@ -52,7 +52,7 @@ def head_training(bench: Bench) -> dict[str, Any]:
 def random_target(bench: Bench) -> Any:
     """The tables of the random model on the device."""
     from paceline.models.heads.record import TargetPrint
-    from paceline.training.heads.recipes import Target
+    from paceline.training.heads.target import Target
 
     config = bench.checkpoint.config
     embedding = torch.from_numpy(bench.checkpoint.tensor("model.embed_tokens.weight")).bfloat16().to(bench.on)

@@ -41,10 +41,10 @@ from paceline.theory.tree_shape import best_tree, expected_tree_tokens
 from paceline.training.heads.conversations import coverage, draft_vocabulary
 from paceline.training.heads.evaluate import rank_accuracies
 from paceline.training.heads.recipes import recipe_of
-from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.recipes.base import Recipe
 from paceline.training.heads.recipes.medusa import MedusaRecipe
 from paceline.training.heads.shards import TapStore
-from paceline.training.heads.target import training_target
+from paceline.training.heads.target import Target, training_target
 from paceline.training.run.checkpoint import read_checkpoint
 from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
 from paceline.types import NamedProgress

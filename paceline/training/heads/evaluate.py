@@ -1,34 +1,48 @@
 """Evaluation (`figures.py`) of a head in training, from the target's hidden states of held-out text."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from paceline.models.heads.record import HeadConfig
 from paceline.training.heads.batches import Batch, make_batch
 from paceline.training.heads.figures import Evaluation, figures
-from paceline.training.heads.losses import logits_of
+from paceline.training.heads.losses import Read, logits_of
 from paceline.training.heads.shards import Document, TapStore
-
-if TYPE_CHECKING:
-    from paceline.training.heads.recipes.base import Recipe
+from paceline.training.heads.target import Target
 
 _ROWS = 2048
 """Least rows of a batch."""
 
 
+class Drafts(Protocol):
+    """A head that can be evaluated: what a `recipes.Recipe` reads for a batch, and what makes logits of it."""
+
+    target: Target
+    config: HeadConfig
+    num_steps: int
+    ids: Tensor
+    rows: Tensor
+    device: torch.device
+
+    def read(self, batch: Batch) -> list[Read]: ...
+
+    def in_halves(self) -> torch.autocast: ...
+
+
 @torch.no_grad()
-def evaluate(recipe: "Recipe", store: TapStore, documents: Sequence[Document]) -> Evaluation:
+def evaluate(head: Drafts, store: TapStore, documents: Sequence[Document]) -> Evaluation:
     """The evaluation of the head on these documents."""
     greedy = [one for one in documents if one.conversation.temperature == 0]
     sampled = [one for one in documents if one.conversation.temperature > 0]
-    means = _acceptance(recipe, store, sampled) if sampled else []
-    return figures(_stood(recipe, store, greedy), means, recipe.num_steps)
+    means = _acceptance(head, store, sampled) if sampled else []
+    return figures(_stood(head, store, greedy), means, head.num_steps)
 
 
 @torch.no_grad()
-def rank_accuracies(recipe: "Recipe", store: TapStore, documents: Sequence[Document],
+def rank_accuracies(head: Drafts, store: TapStore, documents: Sequence[Document],
                     num_ranks: int = 8) -> list[list[float]]:  # fmt: skip
     """Per step the share of greedy tokens that are the head's 1st, 2nd, ... most probable token: [steps][ranks].
 
@@ -36,58 +50,58 @@ def rank_accuracies(recipe: "Recipe", store: TapStore, documents: Sequence[Docum
     whose predictions do not depend on earlier tokens of the draft.
     """
     greedy = [one for one in documents if one.conversation.temperature == 0]
-    hits, places = torch.zeros(recipe.num_steps, num_ranks), torch.zeros(recipe.num_steps, 1)
-    ids, most = recipe.ids, min(num_ranks, len(recipe.draft_ids))
-    for batch in _batches(recipe, store, greedy):
-        for step, read in enumerate(_reads(recipe, batch)):
+    hits, places = torch.zeros(head.num_steps, num_ranks), torch.zeros(head.num_steps, 1)
+    ids, most = head.ids, min(num_ranks, len(head.ids))
+    for batch in _batches(head, store, greedy):
+        for step, read in enumerate(_reads(head, batch)):
             kept = batch.labelled(step)
-            guesses = ids[logits_of(read, recipe.rows)[kept].topk(most, dim=-1).indices]
+            guesses = ids[logits_of(read, head.rows)[kept].topk(most, dim=-1).indices]
             hits[step, :most] += (guesses == batch.tokens(step + 1)[kept, None]).sum(0).cpu()
             places[step] += int(kept.sum())
     return (hits / places.clamp(min=1)).tolist()
 
 
-def _stood(recipe: "Recipe", store: TapStore, documents: Sequence[Document]) -> list[Tensor]:
+def _stood(head: Drafts, store: TapStore, documents: Sequence[Document]) -> list[Tensor]:
     """Per text [positions, steps] 1 where the drafted token is the text's, 0 where not, -1 after its end."""
     found = []
-    for batch in _batches(recipe, store, documents):
+    for batch in _batches(head, store, documents):
         steps = []
-        for step, read in enumerate(_reads(recipe, batch)):
-            best = recipe.ids[logits_of(read, recipe.rows).argmax(-1)]
+        for step, read in enumerate(_reads(head, batch)):
+            best = head.ids[logits_of(read, head.rows).argmax(-1)]
             stands = (best == batch.tokens(step + 1)).float()
             steps.append(torch.where(batch.labelled(step), stands, -1.0).cpu())
         found += _by_text(torch.stack(steps, dim=1), batch)
     return found
 
 
-def _acceptance(recipe: "Recipe", store: TapStore, documents: Sequence[Document]) -> list[float]:
+def _acceptance(head: Drafts, store: TapStore, documents: Sequence[Document]) -> list[float]:
     """Per step the mean acceptance probability, sum min(p, q)."""
-    totals, places = torch.zeros(recipe.num_steps), torch.zeros(recipe.num_steps)
-    for batch in _batches(recipe, store, documents):
-        for step, read in enumerate(_reads(recipe, batch)):
+    totals, places = torch.zeros(head.num_steps), torch.zeros(head.num_steps)
+    for batch in _batches(head, store, documents):
+        for step, read in enumerate(_reads(head, batch)):
             kept = batch.labelled(step)
-            teacher = batch.teacher(step).to(recipe.target.head.dtype)
-            law = (teacher @ recipe.target.head.T).float().softmax(-1)[:, recipe.ids]
-            drafted = logits_of(read, recipe.rows)[kept].softmax(-1)
+            teacher = batch.teacher(step).to(head.target.head.dtype)
+            law = (teacher @ head.target.head.T).float().softmax(-1)[:, head.ids]
+            drafted = logits_of(read, head.rows)[kept].softmax(-1)
             totals[step] += float(torch.minimum(law, drafted).sum())
             places[step] += len(drafted)
     return (totals / places.clamp(min=1)).tolist()
 
 
-def _reads(recipe: "Recipe", batch: Batch):
-    with recipe.in_halves():
-        return recipe.read(batch)
+def _reads(head: Drafts, batch: Batch):
+    with head.in_halves():
+        return head.read(batch)
 
 
-def _batches(recipe: "Recipe", store: TapStore, documents: Sequence[Document]):
+def _batches(head: Drafts, store: TapStore, documents: Sequence[Document]):
     waiting: list[Document] = []
     for one in documents:
         waiting.append(one)
         if sum(other.num_rows for other in waiting) >= _ROWS:
-            yield make_batch(store, waiting, recipe.config.taps, 1.0, device=recipe.device)
+            yield make_batch(store, waiting, head.config.taps, 1.0, device=head.device)
             waiting = []
     if waiting:
-        yield make_batch(store, waiting, recipe.config.taps, 1.0, device=recipe.device)
+        yield make_batch(store, waiting, head.config.taps, 1.0, device=head.device)
 
 
 def _by_text(values: Tensor, batch: Batch) -> list[Tensor]:

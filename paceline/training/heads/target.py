@@ -1,14 +1,39 @@
 """The target's embedding, output head and final norm, which draft heads share, as torch tensors."""
 
+from dataclasses import dataclass
+
 import torch
+from torch import Tensor
 
 from paceline.errors import UnsupportedModel
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.heads.fingerprint import target_print
 from paceline.models.heads.layer_config import plain_layers
+from paceline.models.heads.record import TargetPrint
 from paceline.models.resolve import ModelSource
 from paceline.models.torch_executor.model import usable_device
-from paceline.training.heads.recipes.base import Target
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Target:
+    """The model that heads are trained for.
+
+    Attributes:
+        about: what tells it from others.
+        config: its sizes.
+        embedding, head: [vocabulary, hidden] bfloat16; one tensor where they are tied.
+        norm: [hidden] float32, of its final norm.
+        mask_token_id: a token that texts do not hold, whose embedding stands for a place to fill.
+
+    Heads are trained on the device where these tensors are.
+    """
+
+    about: TargetPrint
+    config: ModelConfig
+    embedding: Tensor
+    head: Tensor
+    norm: Tensor
+    mask_token_id: int = 0
 
 
 def training_target(source: ModelSource, device: str = "cpu") -> Target:

@@ -10,8 +10,8 @@ from paceline.models.base import NORMED
 from paceline.models.files.bfloat16 import to_bfloat16
 from paceline.models.heads.record import TargetPrint
 from paceline.training.heads.conversations import Conversation, is_held_out
-from paceline.training.heads.recipes import Target
 from paceline.training.heads.shards import TapStore
+from paceline.training.heads.target import Target
 
 VOCAB, WIDTH, LAYERS = 30, 16, 6
 CONFIG = ModelConfig(

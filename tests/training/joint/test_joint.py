@@ -6,7 +6,8 @@ import torch
 
 from paceline.models.heads.fingerprint import TargetPrint
 from paceline.training.drafts.net import DraftNet
-from paceline.training.heads.recipes import RECIPES, Target
+from paceline.training.heads.recipes import RECIPES
+from paceline.training.heads.target import Target
 from paceline.training.joint.recipe import LAMBDA_0, WARM_UP, JointRecipe
 from paceline.training.lora import LoraLinear, add_lora, merged_state
 from paceline.training.run.checkpoint import read_checkpoint

@@ -1,7 +1,7 @@
 """One recipe per training method: the configuration and network of a new head, and its losses."""
 
 from paceline.errors import InvalidParameter
-from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.recipes.base import Recipe
 from paceline.training.heads.recipes.blockwise import BlockwiseRecipe
 from paceline.training.heads.recipes.dspark import DSparkRecipe
 from paceline.training.heads.recipes.eagle import EagleRecipe, HassRecipe
@@ -27,4 +27,4 @@ def recipe_of(family: str) -> type[Recipe]:
     return RECIPES[family]
 
 
-__all__ = ["RECIPES", "Recipe", "Target", "recipe_of"]
+__all__ = ["RECIPES", "Recipe", "recipe_of"]

@@ -1,21 +1,20 @@
-"""What a recipe is, and what training knows of the target."""
+"""What a recipe is."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.models.architecture.config import ModelConfig
-from paceline.models.heads.record import HeadConfig, HeadRecord, TargetPrint
+from paceline.models.heads.record import HeadConfig, HeadRecord
 from paceline.training.heads.batches import Batch, make_batch
 from paceline.training.heads.evaluate import evaluate
 from paceline.training.heads.figures import Evaluation
 from paceline.training.heads.losses import LossParts, Read, law_loss
 from paceline.training.heads.shards import Document, TapStore
+from paceline.training.heads.target import Target
 from paceline.training.run.trainee import Moment, Trainee
 
 _HYBRID_FROM = 0.6
@@ -24,28 +23,6 @@ _ETA = 3.0
 REACHED_DECAY = 0.6
 """Decay of recipes that are `as_reached`. Where 0.6 of each step's tokens are accepted, three steps then weigh 1, 0.48
 and 0.23; the derivatives of the expected length by their acceptances are as 1 to 0.49 to 0.18."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Target:
-    """The model that heads are trained for.
-
-    Attributes:
-        about: what tells it from others.
-        config: its sizes.
-        embedding, head: [vocabulary, hidden] bfloat16; one tensor where they are tied.
-        norm: [hidden] float32, of its final norm.
-        mask_token_id: a token that texts do not hold, whose embedding stands for a place to fill.
-
-    Heads are trained on the device where these tensors are.
-    """
-
-    about: TargetPrint
-    config: ModelConfig
-    embedding: Tensor
-    head: Tensor
-    norm: Tensor
-    mask_token_id: int = 0
 
 
 class Recipe(Trainee):

@@ -8,8 +8,8 @@ over all. Drafts are verified exactly, like any others; the paper's approximate 
 from paceline.models.base import NORMED
 from paceline.models.heads.record import HeadConfig
 from paceline.models.torch_executor.heads.blockwise import Blockwise
-from paceline.training.heads.recipes.base import Target
 from paceline.training.heads.recipes.medusa import MedusaRecipe
+from paceline.training.heads.target import Target
 
 _WIDER = 2
 """Inner size of a feed-forward, in hidden sizes."""

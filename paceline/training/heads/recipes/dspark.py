@@ -14,8 +14,9 @@ from paceline.models.torch_executor.heads.attention import Keys, attend, parts_o
 from paceline.models.torch_executor.heads.dspark import DSpark
 from paceline.training.heads.batches import Batch
 from paceline.training.heads.losses import Read
-from paceline.training.heads.recipes.base import REACHED_DECAY, Recipe, Target, with_norm_of
+from paceline.training.heads.recipes.base import REACHED_DECAY, Recipe, with_norm_of
 from paceline.training.heads.taps import eagle_taps
+from paceline.training.heads.target import Target
 
 _LAYERS, _RANK = 2, 128
 

@@ -23,8 +23,9 @@ from paceline.models.heads.record import HeadConfig
 from paceline.models.torch_executor.heads.eagle import Eagle
 from paceline.training.heads.batches import Batch
 from paceline.training.heads.losses import LossParts, Read, fused_loss
-from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.recipes.base import Recipe
 from paceline.training.heads.rollout import rollout
+from paceline.training.heads.target import Target
 from paceline.training.run.trainee import Moment
 
 NOISE, CLASS_WEIGHT, TOP_WEIGHT, TOP_K = 0.1, 0.1, 1.0, 10

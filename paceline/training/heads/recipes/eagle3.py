@@ -13,9 +13,10 @@ from paceline.models.heads.record import HeadConfig
 from paceline.models.torch_executor.heads.eagle3 import Eagle3
 from paceline.training.heads.batches import Batch
 from paceline.training.heads.losses import Read
-from paceline.training.heads.recipes.base import REACHED_DECAY, Recipe, Target, with_norm_of
+from paceline.training.heads.recipes.base import REACHED_DECAY, Recipe, with_norm_of
 from paceline.training.heads.rollout import rollout
 from paceline.training.heads.taps import eagle_taps
+from paceline.training.heads.target import Target
 
 
 class Eagle3Recipe(Recipe):

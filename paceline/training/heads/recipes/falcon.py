@@ -32,8 +32,9 @@ from paceline.models.torch_executor.heads.falcon import Falcon
 from paceline.training.heads.batches import CPU, Batch, make_batch
 from paceline.training.heads.block_rollout import rollout_blocks
 from paceline.training.heads.losses import Read, fused_loss, logits_of
-from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.recipes.base import Recipe
 from paceline.training.heads.shards import Document, TapStore
+from paceline.training.heads.target import Target
 from paceline.training.run.trainee import Moment
 
 BLOCK_TOKENS, NOISE, GLANCE = 2, 0.1, 0.4

@@ -9,7 +9,8 @@ from paceline.models.heads.record import HeadConfig
 from paceline.models.torch_executor.heads.medusa import Medusa, StateOnly
 from paceline.training.heads.batches import Batch
 from paceline.training.heads.losses import Read
-from paceline.training.heads.recipes.base import Recipe, Target
+from paceline.training.heads.recipes.base import Recipe
+from paceline.training.heads.target import Target
 
 _BLOCKS = 3
 """Residual blocks per head. The paper has one; `docs/training-heads.md` compares them."""

@@ -10,7 +10,8 @@ from paceline.models.heads.record import HeadConfig
 from paceline.models.torch_executor.heads.mlp_speculator import MlpSpeculator
 from paceline.training.heads.batches import Batch
 from paceline.training.heads.losses import Read
-from paceline.training.heads.recipes.base import REACHED_DECAY, Recipe, Target
+from paceline.training.heads.recipes.base import REACHED_DECAY, Recipe
+from paceline.training.heads.target import Target
 
 _LEAST_WIDTH = 1536
 

@@ -22,8 +22,9 @@ from paceline.models.torch_executor.heads.attention import Keys, Part, attend, p
 from paceline.models.torch_executor.heads.p_eagle import PEagle
 from paceline.training.heads.batches import Batch
 from paceline.training.heads.losses import Read
-from paceline.training.heads.recipes.base import Recipe, Target, with_norm_of
+from paceline.training.heads.recipes.base import Recipe, with_norm_of
 from paceline.training.heads.taps import eagle_taps
+from paceline.training.heads.target import Target
 
 _LAYERS = 2
 
