@@ -12,6 +12,7 @@ The last line of standard output is one JSON object.
 """
 
 import argparse
+import hashlib
 import time
 
 import numpy as np
@@ -68,10 +69,7 @@ class RandomCheckpoint:
     def __init__(self, config: ModelConfig, seed: int = 0) -> None:
         self.config, self._seed = config, seed
         self._shapes = tensor_shapes(config)
-        experts = config.experts
-        assert experts is not None
-        sizes = f"{config.hidden_size}-{config.intermediate_size}-{config.num_hidden_layers}"
-        self.fingerprint = f"random-mixture-{sizes}-{experts.num_experts}-{experts.num_experts_per_tok}-{seed}"
+        self.fingerprint = f"random-{hashlib.sha256(repr(config).encode()).hexdigest()[:16]}-{seed}"
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._shapes)

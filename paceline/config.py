@@ -120,7 +120,9 @@ class EngineConfig:
             nearly 0 for long prompts, for which the head computes one row only.
         max_model_len: most tokens of a request, prompt and output; None takes the model's own limit.
         max_num_seqs: most requests decoding at once.
-        max_num_batched_tokens: most rows of a pass; None takes what `paceline tune --target-ms` chose, else 512.
+        max_num_batched_tokens: most rows of a pass; None takes what `paceline tune --target-ms` chose, else as many as
+            prefill at nearly the best rate: 512 on a GPU, 128 on a CPU (with experts up to 512), or twice
+            `max_num_seqs` if that is more.
         kv_cache_memory_bytes: memory of the KV cache; pages are only touched when used. 512 MiB when neither this nor
             `memory_fraction` is given.
         kv_cache_dtype: storage of keys and values on the numba executor: ``float32``, ``float16`` (half the memory,

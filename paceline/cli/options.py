@@ -160,7 +160,12 @@ MaxModelLen = Annotated[
 ]
 MaxNumSeqs = Annotated[int, option(MACHINE, "--max-num-seqs", help="Most requests that decode at once.")]
 MaxBatchedTokens = Annotated[
-    int | None, option(MACHINE, "--max-num-batched-tokens", help="Most rows of a pass; default as tuned, else 512.")
+    int | None,
+    option(
+        MACHINE,
+        "--max-num-batched-tokens",
+        help="Most rows of a pass; default as tuned, else 128 on a CPU, 512 on a GPU.",
+    ),
 ]
 SchedulerPolicy = Annotated[
     str, option(MACHINE, "--scheduler", help=f"Scheduling policy: {', '.join(SchedulerName.__args__)}.")

@@ -18,7 +18,7 @@ from paceline.engine.speculation import Speculation
 from paceline.errors import InvalidParameter, UnsupportedModel, warn_safely
 from paceline.extras import check_executor
 from paceline.models.architecture.config import ModelConfig
-from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, LooksAhead, LooksUp
+from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, LooksAhead, LooksUp, Saturates
 from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.loaded import LoadedModel
 from paceline.models.processors import check_threads
@@ -179,7 +179,9 @@ def build_engine(
     prices = LearnedPrices(passes, drafter.traits, hides_host=looks_ahead)
     speculation = _speculation(spec, drafter, prices, looks_ahead)
     num_ahead = _look_ahead(loaded.model, cache, drafter.traits, speculation.most)
-    limits = _scheduler_config(config, limit, profile, num_ahead)
+    tuned = profile.token_budget if profile and profile.target_ms else None
+    budget = config.max_num_batched_tokens or tuned or _default_budget(loaded.model, config)
+    limits = _scheduler_config(config, limit, budget, profile, num_ahead)
     stop, branches = StopChecker(source.eos_token_ids), drafter.traits.branches
     scheduler = Scheduler(limits, pool, speculation.policy, stop, branches)
     return Engine(loaded.model, cache, scheduler, source.tokenizer, source.eos_token_ids, speculation, prices, clock)
@@ -241,14 +243,17 @@ def _look_ahead(model: CausalLM, cache: KVCache, traits: DrafterTraits, most: in
     return num_ahead + cache.look_up(longest, shortest, earliest, most)
 
 
+def _default_budget(model: CausalLM, config: EngineConfig) -> int:
+    """Rows of a step: few where the model prefills as fast with few, so that decodes wait less for the prompts beside
+    them. At least half of them are left to prompts, however many requests decode."""
+    most = SchedulerConfig().max_num_batched_tokens
+    return min(most, max(model.saturating_rows, 2 * config.max_num_seqs)) if isinstance(model, Saturates) else most
+
+
 def _scheduler_config(
-    config: EngineConfig, max_model_len: int, profile: Profile | None, num_lookahead_slots: int
+    config: EngineConfig, max_model_len: int, token_budget: int, profile: Profile | None, num_lookahead_slots: int
 ) -> SchedulerConfig:
-    """The scheduler's configuration. The token budget is the configured one, else the tuned one, else the default."""
-    defaults = SchedulerConfig()
-    tuned = profile.token_budget if profile and profile.target_ms else None
-    token_budget = config.max_num_batched_tokens or tuned or defaults.max_num_batched_tokens
-    tile = profile.tile if profile and profile.tile else defaults.tile
+    tile = profile.tile if profile and profile.tile else SchedulerConfig().tile
     return SchedulerConfig(
         policy=config.scheduler,
         max_num_batched_tokens=token_budget,

@@ -277,6 +277,18 @@ class WeighsPages(Protocol):
 
 
 @runtime_checkable
+class Saturates(Protocol):
+    """A `CausalLM` that prefills nearly as fast with few rows in a pass as with many.
+
+    Attributes:
+        saturating_rows: rows of a pass that are enough for that. Further ones take as much longer as they are more, so
+            they only keep the requests waiting that decode in the same pass.
+    """
+
+    saturating_rows: int
+
+
+@runtime_checkable
 class RunsInParts(Protocol):
     """A `CausalLM` that splits a pass into micro-batches, so that several pipeline stages work on it at once."""
 

@@ -1,12 +1,15 @@
-"""Which executor runs what, and what is refused with which way out."""
+"""Which executor runs what, what is refused with which way out, and the default size of a step."""
+
+from dataclasses import replace
 
 import pytest
 
 from paceline.config import EngineConfig
-from paceline.engine.build import load_executor, silent
+from paceline.engine.build import build_engine, load_executor, silent
 from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.models.architecture.experts import Experts
 from paceline.models.numba_executor.executor import NumbaModel
-from tests.fakes import RandomCheckpoint, small_config
+from tests.fakes import RandomCheckpoint, mixture_config, small_config
 
 ODD = small_config(intermediate_size=100)
 """A width that the kernels do not cover."""
@@ -50,3 +53,22 @@ def test_a_conversion_names_the_dtype_that_was_asked_for(dtype, says, tmp_path, 
     checkpoint, config = RandomCheckpoint(small_config()), EngineConfig(dtype=dtype, num_threads=1)
     load_executor(checkpoint, config, "tiny", lambda what, *_: told.append(what))
     assert says in told
+
+
+@pytest.mark.parametrize(("seats", "budget"), [(64, 128), (100, 200), (1000, 512)])
+def test_the_default_budget_prefills_at_the_best_rate_and_leaves_half_to_prompts(engine_for, seats, budget):
+    assert engine_for(max_num_seqs=seats).scheduler.config.max_num_batched_tokens == budget
+
+
+@pytest.mark.parametrize(("experts", "rows"), [(Experts(8, 2, True), 128), (Experts(64, 4, True), 512)])
+def test_every_expert_gets_enough_rows(experts, rows, tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.models.numba_executor.weights.cache_dir", lambda: tmp_path)
+    config = mixture_config("qwen3_moe", experts=experts, num_hidden_layers=1)
+    assert NumbaModel(RandomCheckpoint(config), "float32", num_threads=1).saturating_rows == rows
+
+
+def test_other_executors_keep_the_default_budget(tiny):
+    torch_executor = pytest.importorskip("paceline.models.torch_executor")
+    loaded = replace(tiny, model=torch_executor.TorchModel(tiny.source.checkpoint, dtype="float32"))
+    engine = build_engine(loaded, EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 20), None)
+    assert engine.scheduler.config.max_num_batched_tokens == 512

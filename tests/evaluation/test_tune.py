@@ -65,7 +65,7 @@ def test_the_engine_takes_the_tuned_budget_unless_told_otherwise(tiny, engine_fo
     tuned = {"dtype": "float32", "profile": str(path)}
     assert engine_for(**tuned).scheduler.config.max_num_batched_tokens == 32
     assert engine_for(**tuned, max_num_batched_tokens=48).scheduler.config.max_num_batched_tokens == 48
-    assert engine_for().scheduler.config.max_num_batched_tokens == 512
+    assert engine_for().scheduler.config.max_num_batched_tokens == 128
 
 
 @pytest.fixture

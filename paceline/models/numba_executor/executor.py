@@ -41,6 +41,9 @@ MakeOperand = Callable[[int], Operand]
 """Takes a number of activations, returns an operand for them in the form that a dtype's products read."""
 NOT_WEIGHED = np.zeros(0, np.float32)
 """The buffer for attention per page in a pass that does not compute it."""
+_SATURATING_ROWS, _ROWS_OF_AN_EXPERT = 128, 32
+"""Rows of a pass, and of each expert on average, with which prompts are read nearly as fast as with any number: on two
+cores at 0.87 to 1 of the best rate in w8a8, in bfloat16 with 32 rows already (`benchmarks/chunks.py`)."""
 
 
 class NumbaModel:
@@ -97,6 +100,7 @@ class NumbaModel:
             rope_cos=no_tables,
             rope_sin=no_tables,
         )
+        self.saturating_rows = _saturating_rows(config)
         self._kept_shape, self._weights = Kept(self._shape), Kept(weights)
         self._team = Team(num_threads)
         self._layers = np.arange(self._shape.layers)
@@ -268,6 +272,13 @@ class NumbaModel:
             self._scratch, self._room = scratch, room  # last, and at once: an interrupt must not leave small buffers
         self._scratch.value.counters[:] = 0
         return self._scratch
+
+
+def _saturating_rows(config: ModelConfig) -> int:
+    """See `Saturates`; experts get rows enough each only where a pass has more."""
+    experts = config.experts
+    per_expert = experts.num_experts / experts.num_experts_per_tok if experts else 0
+    return max(_SATURATING_ROWS, round(_ROWS_OF_AN_EXPERT * per_expert))
 
 
 def _new_scratch(
