@@ -27,9 +27,13 @@ class Drafts(Protocol):
     rows: Tensor
     device: torch.device
 
-    def read(self, batch: Batch) -> list[Read]: ...
+    def read(self, batch: Batch) -> list[Read]:
+        """What makes the logits of every step of the batch's anchors."""
+        ...
 
-    def in_halves(self) -> torch.autocast: ...
+    def in_halves(self) -> torch.autocast:
+        """A context in which products are taken in bfloat16."""
+        ...
 
 
 @torch.no_grad()
