@@ -68,8 +68,9 @@ class Fused:
         layers = list(stack.layers.values())
         self._widens = all_of(FusedLayer, layers) and (stack.norm is None or isinstance(stack.norm, RMSNorm))
         self._is_plain = self._widens and all(cast(FusedLayer, layer).is_plain for layer in layers)
+        self._scale = stack.config.residual_scale if self._widens else 1.0
         if isinstance(stack.norm, RMSNorm):
-            stack.norm = FusedNorm(stack.norm, peers)
+            stack.norm = FusedNorm(stack.norm, peers, self._scale)
             table = stack.embedding if stack.head is None else stack.head
             if type(table) in (nn.Linear, VocabularyParallelEmbedding, BlockLinear, BlockEmbedding):
                 stack.head = FusedHead(cast(Weights, table.weight), self._narrows)  # type: ignore[assignment]
@@ -98,11 +99,24 @@ class Fused:
         """(logits [K, vocab] of the rows `asked` [K], taps) of embedded rows x [M, hidden].
 
         A stage without the last layer returns its hidden states [M, hidden] in place of logits, and one without the
-        first is given those before its layers. Between layers they are float32 if all layers and norms are fused.
+        first is given those before its layers. Between layers they are float32 if all layers and norms are fused, and
+        divided by a factor on what layers add, which is then added as it is: a norm of x / s with epsilon / s^2 is that
+        of x.
 
         Args:
             out: buffer for logits.
         """
+        if self._scale == 1.0:
+            return self._run(stage, x, step, taps, asked, out)
+        found, tapped = self._run(stage, x / self._scale, step, taps, asked, out)
+        whole = {tap: states if tap == NORMED else states * self._scale for tap, states in tapped.items()}
+        return found if stage.shard.is_last else found * self._scale, whole
+
+    def _run(
+        self, stage: Stage, x: Tensor, step: Pass, taps: tuple[int, ...], asked: Tensor,
+        out: Tensor | None,
+    ) -> tuple[Tensor, Taps]:  # fmt: skip
+        """`run` with hidden states as they are between layers."""
         x = x.float() if self._widens else x.to(stage.dtype)
         to_add, tapped, norm = (), {}, cast(FusedNorm, self._stack.norm)
         if self._is_plain and self._narrows(len(x), stage.dtype):
@@ -147,11 +161,15 @@ class Fused:
 
 
 class FusedNorm(nn.Module):
-    """An `RMSNorm` as one kernel, before which several ranks add up, send or receive hidden states."""
+    """An `RMSNorm` as one kernel, before which several ranks add up, send or receive hidden states.
 
-    def __init__(self, own: RMSNorm, peers: Peers) -> None:
+    Args:
+        divided_by: what hidden states were divided by.
+    """
+
+    def __init__(self, own: RMSNorm, peers: Peers, divided_by: float = 1.0) -> None:
         super().__init__()
-        self.weight, self.eps, self._begins_early = own.weight, own.eps, peers.shard is None
+        self.weight, self.eps, self._begins_early = own.weight, own.eps / divided_by**2, peers.shard is None
 
     def forward(self, x: Tensor) -> Tensor:
         return self.after(x)[1]
@@ -344,13 +362,13 @@ class FusedBesideDense(nn.Module):
 
 
 class FusedLayer(nn.Module):
-    """A pre-norm `Layer`: norms before attention and feed-forward, none after."""
+    """A pre-norm `Layer`: norms before attention and feed-forward, none after; hidden states are divided by its scale."""
 
     def __init__(self, own: Layer, attention: nn.Module, feed_forward: nn.Module, peers: Peers) -> None:
         super().__init__()
         self._peers = peers
-        self.attention_norm = FusedNorm(cast(RMSNorm, own.attention_norm), peers)
-        self.feed_forward_norm = FusedNorm(cast(RMSNorm, own.feed_forward_norm), peers)
+        self.attention_norm = FusedNorm(cast(RMSNorm, own.attention_norm), peers, own.scale)
+        self.feed_forward_norm = FusedNorm(cast(RMSNorm, own.feed_forward_norm), peers, own.scale)
         self.attention, self.feed_forward = attention, feed_forward
 
     @property
@@ -392,7 +410,7 @@ def _fused_layer(own: Layer, peers: Peers, deterministic: bool) -> nn.Module:
     feed_forward = _fused_feed_forward(own.feed_forward, peers, deterministic)
     norms = own.attention_norm, own.feed_forward_norm
     after = own.attention_out_norm, own.feed_forward_out_norm
-    is_plain = not isinstance(own, VariedLayer) and own.scale == 1.0 and not own.parallel
+    is_plain = not isinstance(own, VariedLayer) and not own.parallel
     if is_plain and all_of(RMSNorm, norms) and all_of(nn.Identity, after):
         return FusedLayer(own, attention, feed_forward, peers)
     own.attention, own.feed_forward = attention, feed_forward  # type: ignore[assignment]

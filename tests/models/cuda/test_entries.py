@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from paceline.models.architecture.experts import Experts  # noqa: E402
+from paceline.models.base import NORMED  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor.fused import FusedAttention, FusedFeedForward, FusedLayer, FusedNorm  # noqa: E402
 from paceline.models.cuda_executor.kernels import entries  # noqa: E402
@@ -188,14 +189,16 @@ def test_a_fused_model_whose_sums_have_one_order():
 def agrees(checkpoint, deterministic):
     ours = CudaModel(checkpoint, "cpu", "float32", attention="triton", deterministic=deterministic)
     theirs = TorchModel(checkpoint)
-    found, want = (each.forward(ROWS, each.new_cache(3), (1,)) for each in (ours, theirs))
+    found, want = (each.forward(ROWS, each.new_cache(3), (1, 2, NORMED)) for each in (ours, theirs))
     np.testing.assert_allclose(found.logits, want.logits, atol=2e-4, rtol=0)
-    np.testing.assert_allclose(found.taps[1], want.taps[1], atol=2e-4, rtol=0)
+    for tap, states in want.taps.items():
+        np.testing.assert_allclose(found.taps[tap], states, atol=2e-4, rtol=0)
     assert ours.num_bytes == theirs.num_bytes
 
 
-def test_plain_families_are_fused_throughout():
-    stack = CudaModel(RandomCheckpoint(FAMILIES["qwen3"]), "cpu", "float32", attention="triton")._stage.stack
+@pytest.mark.parametrize("family", ["qwen3", "granite"])
+def test_plain_families_are_fused_throughout(family):
+    stack = CudaModel(RandomCheckpoint(FAMILIES[family]), "cpu", "float32", attention="triton")._stage.stack
     assert isinstance(stack.norm, FusedNorm)
     for layer in stack.layers.values():
         assert isinstance(layer, FusedLayer)
