@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from paceline.models.architecture.experts import Experts  # noqa: E402
 from paceline.models.base import NORMED  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
-from paceline.models.cuda_executor.fused import FusedAttention, FusedFeedForward, FusedLayer, FusedNorm  # noqa: E402
+from paceline.models.cuda_executor.fused_layers import FusedAttention, FusedFeedForward, FusedLayer, FusedNorm  # noqa: E402
 from paceline.models.cuda_executor.kernels import entries  # noqa: E402
 from paceline.models.cuda_executor.kernels.dependent import IN_TURN  # noqa: E402
 from paceline.models.cuda_executor.kernels.entries import HeadNorms, gated, place_heads, rms_norm  # noqa: E402

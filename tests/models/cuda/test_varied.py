@@ -14,7 +14,7 @@ from paceline.engine.build import build_engine
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import NORMED
 from paceline.models.cuda_executor import CudaModel
-from paceline.models.cuda_executor.fused import FusedBesideDense, FusedVariedAttention
+from paceline.models.cuda_executor.fused_layers import FusedBesideDense, FusedVariedAttention
 from paceline.models.files.checkpoint import StoredBlocks
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource

@@ -1,4 +1,4 @@
-"""Layers of heads as a sixth of the kernels, for passes over few rows: those of `cuda_executor/fused.py`.
+"""Layers of heads as a sixth of the kernels, for passes over few rows: those of `cuda_executor/fused_layers.py`.
 
 A level of a chain reads little, so that its time is that of its kernels: one layer of the modules in
 `torch_executor/heads/`, which are the reference, launches some eighty of a few microseconds each.
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.models.cuda_executor.attention import attention_over
-from paceline.models.cuda_executor.fused import FEW, Unsummed
+from paceline.models.cuda_executor.fused import FEW
+from paceline.models.cuda_executor.fused_layers import Unsummed
 from paceline.models.cuda_executor.heads.stored import StoredLinear
 from paceline.models.cuda_executor.kernels.ends import embedded, row_angles
 from paceline.models.cuda_executor.kernels.entries import HeadNorms, place_heads, rms_norm
