@@ -31,6 +31,7 @@ def batch(
     threads: o.Threads = None,
     max_num_seqs: o.MaxNumSeqs = o.DEFAULT_MAX_NUM_SEQS,
     kv_cache_memory_bytes: o.CacheBytes = None,
+    chat_template: o.ChatTemplate = None,
 ) -> None:
     """Answer a file of requests without a server; what an earlier run has answered is not asked again.
 
@@ -57,7 +58,8 @@ def batch(
     if waiting:
         speculative = drafting.config()
         engine = {"dtype": dtype, "num_threads": threads, "max_num_seqs": max_num_seqs,
-                  "kv_cache_memory_bytes": bytes_of("kv_cache_memory_bytes", kv_cache_memory_bytes)}  # fmt: skip
+                  "kv_cache_memory_bytes": bytes_of("kv_cache_memory_bytes", kv_cache_memory_bytes),
+                  "chat_template": chat_template}  # fmt: skip
         with telling_end(f"ended; start the same command again to go on: {target} keeps the answers that it has"):
             asyncio.run(_run(model, served_model_name or model, speculative, engine, waiting, target))
     if refused := num_refused(target, requests):

@@ -73,6 +73,18 @@ def test_the_template_given_to_serve_is_the_first_models(base_model, template_fi
     assert "--chat-template" in seen["other"].json()["error"]["message"]
 
 
+def test_batch_answers_chats_in_the_given_template(base_model, template_file, tmp_path):
+    asked, answers = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
+    body = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 4, "temperature": 0}
+    asked.write_text(json.dumps({"custom_id": "1", "url": "/v1/chat/completions", "body": body}))
+    result = run("batch", str(asked), str(answers), "-m", base_model, "--draft", "none",
+                 "--chat-template", template_file)  # fmt: skip
+    assert result.exit_code == 0, result.exception
+    answer = json.loads(answers.read_text())["response"]["body"]["choices"][0]["message"]["content"]
+    expected = run("generate", "-m", base_model, *SHORT, "--json", "--raw", "user: the cat\n")
+    assert answer == json.loads(expected.stdout)["text"] != ""
+
+
 def test_generate_says_that_a_prompt_is_used_as_it_is(base_model):
     told = "the model has no chat template, so the prompt is used as it is; --chat-template gives it one\n"
     for arguments, says in (([], True), (["--json"], True), (["--raw"], False), (["--chat-template", TEMPLATE], False)):

@@ -32,15 +32,16 @@ TILED = Recurrence(
     "gated_delta_net", (0,), 4, 2 * 2 * 12 + 4 * 8, key_heads=2, value_heads=4, key_dim=12, value_dim=8, tiled=True
 )
 SPACES = Recurrence(
-    "state_space", (0,), 4, 4 * 24 + 2 * 2 * 12, key_heads=2, value_heads=4, key_dim=12, value_dim=24, conv_bias=True
+    "state_space", (0,), 4, 4 * 8 + 2 * 2 * 12, key_heads=2, value_heads=4, key_dim=12, value_dim=8, conv_bias=True
 )
+CONVOLUTIONS = Recurrence("short_convolution", (0,), kernel=3, channels=32)
 CONFIGS = {
-    "convolutions": small_config(**LAYERS, recurrence=Recurrence("short_convolution", (0,), kernel=3, channels=32)),
+    "convolutions": small_config(**LAYERS, recurrence=CONVOLUTIONS),
     "short": small_config(**LAYERS, recurrence=Recurrence("short_convolution", (1,), kernel=2, channels=32)),
     "deltas": small_config(**LAYERS, recurrence=DELTAS, attention_gate=True),
     "tiled": small_config(**LAYERS, recurrence=TILED, attention_gate=True, qk_norm=True),
     "spaces": small_config(**LAYERS, recurrence=SPACES, residual_scale=0.4),
-    "experts": mixture_config(**LAYERS, recurrence=DELTAS, attention_gate=True),
+    "experts": mixture_config(**LAYERS, recurrence=CONVOLUTIONS),
 }
 
 

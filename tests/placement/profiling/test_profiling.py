@@ -269,7 +269,7 @@ def test_the_command_writes_profiles_that_place_reads(tmp_path: Path):
     assert done.exit_code == 0, done.output
     assert "off by" in done.output
     case = {
-        "num_devices": 1, "mem_budget": 20e9, "duration": 60, "profiles": json.loads(out.read_text()),
+        "num_devices": 1, "mem_budget": 20e9, "duration": 10, "profiles": json.loads(out.read_text()),
         "models": [{"name": "a", "type": "smol", "rate": 1.0, "slo": 5, "prompt_tokens": 200, "output_tokens": 64}],
     }  # fmt: skip
     (tmp_path / "case.json").write_text(json.dumps(case))

@@ -181,7 +181,7 @@ def test_language_models_are_planned_too():
             "output_tokens": 60,
         }
     ]
-    made = plan(case(models=models, profiles={"lm": [tokens("fast", 1.0), tokens("slow", 3.0)]}, duration=40))
+    made = plan(case(models=models, profiles={"lm": [tokens("fast", 1.0), tokens("slow", 3.0)]}, duration=10))
     assert made.placement.num_devices >= 1 and made.slo_attainment > 0.9
     assert not np.isnan(made.result.model_attainment).any()
 
