@@ -181,7 +181,9 @@ def build_engine(
     num_ahead = _look_ahead(loaded.model, cache, drafter.traits, speculation.most)
     tuned = profile.token_budget if profile and profile.target_ms else None
     budget = config.max_num_batched_tokens or tuned or _default_budget(loaded.model, config)
-    limits = _scheduler_config(config, limit, budget, profile, num_ahead)
+    limits = _scheduler_config(config, limit, budget, profile)
+    balanced = loaded.model.balanced_context if isinstance(loaded.model, Saturates) else limits.balanced_context
+    limits = replace(limits, num_lookahead_slots=num_ahead, balanced_context=balanced)
     stop, branches = StopChecker(source.eos_token_ids), drafter.traits.branches
     scheduler = Scheduler(limits, pool, speculation.policy, stop, branches)
     return Engine(loaded.model, cache, scheduler, source.tokenizer, source.eos_token_ids, speculation, prices, clock)
@@ -251,7 +253,7 @@ def _default_budget(model: CausalLM, config: EngineConfig) -> int:
 
 
 def _scheduler_config(
-    config: EngineConfig, max_model_len: int, token_budget: int, profile: Profile | None, num_lookahead_slots: int
+    config: EngineConfig, max_model_len: int, token_budget: int, profile: Profile | None
 ) -> SchedulerConfig:
     tile = profile.tile if profile and profile.tile else SchedulerConfig().tile
     return SchedulerConfig(
@@ -261,7 +263,6 @@ def _scheduler_config(
         max_model_len=max_model_len,
         prefix_caching=config.prefix_caching,
         tile=min(tile, token_budget),
-        num_lookahead_slots=num_lookahead_slots,
     )
 
 

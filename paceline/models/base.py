@@ -283,9 +283,11 @@ class Saturates(Protocol):
     Attributes:
         saturating_rows: rows of a pass that are enough for that. Further ones take as much longer as they are more, so
             they only keep the requests waiting that decode in the same pass.
+        balanced_context: tokens before a row with which its attention takes as long as its products with weights.
     """
 
     saturating_rows: int
+    balanced_context: float
 
 
 @runtime_checkable

@@ -4,6 +4,7 @@ Not for limits of one request (`paceline.types.SamplingParams`) or for the cache
 """
 
 from dataclasses import dataclass
+from math import inf
 
 from paceline.config import SchedulerName
 from paceline.errors import InvalidParameter
@@ -22,6 +23,9 @@ class SchedulerConfig:
         max_model_len: most tokens of one request, prompt and output together.
         prefix_caching: reuse the cached pages of equal prefixes.
         tile: tile width in rows; ``sarathi`` aligns its batches to it.
+        balanced_context: tokens before a row with which its attention takes as long as its products with weights; with
+            ``stall_free``, chunks beside decodes are shortened as their attention grows. Infinite for chunks of one
+            size.
         num_lookahead_slots: slots after a decoding request's last token that get pages while some are free, for models
             that start the next pass ahead of its request.
 
@@ -36,6 +40,7 @@ class SchedulerConfig:
     prefix_caching: bool = True
     tile: int = 16
     num_lookahead_slots: int = 0
+    balanced_context: float = inf
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "tile"):

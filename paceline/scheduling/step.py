@@ -20,6 +20,10 @@ def by_order(request: RequestState) -> tuple[int, float, int]:
     return request.order
 
 
+_LEAST_CHUNK = 16
+"""Tokens of a chunk that is cut because of its context: with fewer a pass takes the time of reading the weights."""
+
+
 class StepBuilder:
     """Collects the grants of one step.
 
@@ -36,6 +40,8 @@ class StepBuilder:
         self.waiting = waiting
         self.num_rows = 0
         """Rows granted so far."""
+        self._attention_rows = 0
+        """As many more rows as the attention of granted chunks takes time."""
         self._pool = pool
         self._running = running
         self._decodes: list[RequestState] = []
@@ -60,7 +66,7 @@ class StepBuilder:
     @property
     def rows_left(self) -> int:
         """Rows left of the token budget, at least 0."""
-        return max(0, self.config.max_num_batched_tokens - self.num_rows)
+        return max(0, self.config.max_num_batched_tokens - self.num_rows - self._attention_rows)
 
     @property
     def num_prefills(self) -> int:
@@ -96,6 +102,20 @@ class StepBuilder:
                 Grant(request, num_prefill_tokens=chunk, start=request.num_computed, needs_logits=says_first)
             )
             self.num_rows += chunk
+
+    def prefill_in_time(self, request: RequestState, num_rows: int) -> None:
+        """As `prefill`, with a chunk that takes about as long as `num_rows` tokens at the beginning of a text.
+
+        Beside decodes only, which it would keep waiting: a row's attention takes the longer, the more tokens are before
+        it, so chunks of one size would take ever longer.
+        """
+        if not self._decodes:
+            self.prefill(request, num_rows)
+            return
+        attention = request.num_computed / self.config.balanced_context
+        chunk = max(min(_LEAST_CHUNK, num_rows), int(num_rows / (1 + attention)))
+        self.prefill(request, chunk)
+        self._attention_rows += int(min(chunk, request.num_to_prefill) * attention)
 
     def admit(self, request: RequestState, reserve: bool = False) -> bool:
         """Admit a waiting request if `max_num_seqs` and the free pages allow it.

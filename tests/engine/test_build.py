@@ -1,6 +1,7 @@
 """Which executor runs what, what is refused with which way out, and the default size of a step."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -8,6 +9,7 @@ from paceline.config import EngineConfig
 from paceline.engine.build import build_engine, load_executor, silent
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.architecture.experts import Experts
+from paceline.models.architecture.size import balanced_context, num_parameters
 from paceline.models.numba_executor.executor import NumbaModel
 from tests.fakes import RandomCheckpoint, mixture_config, small_config
 
@@ -67,8 +69,19 @@ def test_every_expert_gets_enough_rows(experts, rows, tmp_path, monkeypatch):
     assert NumbaModel(RandomCheckpoint(config), "float32", num_threads=1).saturating_rows == rows
 
 
+def test_attention_counts_by_its_share_of_the_work(engine_for, tiny):
+    config = tiny.model.config
+    tables = 1 if config.tie_word_embeddings else 2
+    weights = num_parameters(config) - tables * config.vocab_size * config.hidden_size
+    per_token = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    assert engine_for().scheduler.config.balanced_context == pytest.approx(weights / per_token)
+    windows = replace(config, windows=(8,) * config.num_hidden_layers)
+    assert balanced_context(windows) == inf
+
+
 def test_other_executors_keep_the_default_budget(tiny):
     torch_executor = pytest.importorskip("paceline.models.torch_executor")
     loaded = replace(tiny, model=torch_executor.TorchModel(tiny.source.checkpoint, dtype="float32"))
     engine = build_engine(loaded, EngineConfig(dtype="float32", kv_cache_memory_bytes=1 << 20), None)
     assert engine.scheduler.config.max_num_batched_tokens == 512
+    assert engine.scheduler.config.balanced_context == inf

@@ -12,8 +12,10 @@ from paceline.types import SamplingParams
 from tests.scheduling.fake_engine import FakeEngine
 
 
-def engine(policy: SchedulerName, budget: int = 8, seats: int = 8, tile: int = 1, num_pages: int = 64) -> FakeEngine:
-    config = SchedulerConfig(policy, max_num_batched_tokens=budget, max_num_seqs=seats, tile=tile)
+def engine(
+    policy: SchedulerName, budget: int = 8, seats: int = 8, tile: int = 1, num_pages: int = 64, **limits: Any
+) -> FakeEngine:
+    config = SchedulerConfig(policy, max_num_batched_tokens=budget, max_num_seqs=seats, tile=tile, **limits)
     return FakeEngine(config, PagePool(num_pages, 4))
 
 
@@ -79,6 +81,36 @@ def test_a_long_prompt_takes_at_most_twice_as_long_for_short_ones():
         if steps % 2:
             add(fake, chr(ord("b") + steps), 8, max_tokens=1)
     assert 15 <= steps <= 20
+
+
+@pytest.mark.parametrize(("policy", "chunks"), [("stall_free", [127, 63, 51, 44, 39, 26]), ("sarathi", [127, 127, 96])])
+def test_chunks_beside_decodes_shrink_as_their_attention_grows(policy, chunks):
+    fake = engine(policy, budget=128, num_pages=256, balanced_context=128)
+    add(fake, "a", 3)
+    fake.step()
+    add(fake, "b", 350)
+    assert [step["b"] for step in shapes(fake, len(chunks))] == chunks
+    assert set(shapes(fake, 1)[0].values()) == {0}
+
+
+def test_chunks_alone_do_not_shrink_and_those_beside_decodes_stay_worth_a_pass():
+    fake = engine("stall_free", budget=128, num_pages=256, balanced_context=1)
+    add(fake, "a", 400, max_tokens=40)
+    assert shapes(fake, 4) == [{"a": 128}, {"a": 128}, {"a": 128}, {"a": 16}]
+    add(fake, "b", 200)
+    assert [step["b"] for step in shapes(fake, 6)] == [127, 16, 16, 16, 16, 9]
+
+
+def test_the_attention_of_a_chunk_counts_among_the_rows_of_a_step():
+    fake = engine("stall_free", budget=128, num_pages=256, balanced_context=40)
+    for name, length in (("a", 3), ("b", 200)):
+        add(fake, name, length)
+        fake.step()
+    add(fake, "c", 30)
+    add(fake, "d", 30)
+    steps = shapes(fake, 8)
+    assert steps[0] == {"a": 0, "c": 30, "d": 30, "b": 16}  # each of 16 after 127 tokens counts as four
+    assert all(sum(step.values()) <= 128 for step in steps)
 
 
 def test_nobody_overtakes_one_with_a_smaller_priority_number():

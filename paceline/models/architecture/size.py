@@ -1,7 +1,7 @@
 """How large a model is: parameters and stored bytes, from its configuration alone."""
 
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.tensor_names import tensor_shapes
@@ -36,6 +36,18 @@ def bytes_per_pass(config: ModelConfig, dtype: str, scored: int | None = None, n
     weights = num_parameters(config) + (head - tables * config.vocab_size) * config.hidden_size
     weights -= config.vocab_size * config.num_hidden_layers * config.hidden_size_per_layer_input
     return int(weights * _bytes_per_weight(dtype))
+
+
+def balanced_context(config: ModelConfig) -> float:
+    """Tokens before a row with which its attention takes as many operations as its products with weights.
+
+    Infinite where no layer attends to all tokens. A weight takes 2 operations, a token 4 for each number of the
+    queries: for its score, and for its value.
+    """
+    full = [layer for layer in config.attention_layers if not config.window(layer)]
+    per_token = 2 * config.num_attention_heads * sum(config.sizes(layer).head_dim for layer in full)
+    weights = bytes_per_pass(config, "bfloat16", scored=0) / _bytes_per_weight("bfloat16")
+    return weights / per_token if per_token else inf
 
 
 def _bytes_per_weight(dtype: str) -> float:

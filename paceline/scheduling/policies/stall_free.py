@@ -13,7 +13,8 @@ class StallFree:
     had at least one row in the step in which it began to decode.
 
     Beyond the paper: the first prefill is sure of half of these rows only, as far as there are others. So a long prompt
-    does not keep short ones waiting until its end, and it takes at most twice as long for them.
+    does not keep short ones waiting until its end, and it takes at most twice as long for them. And beside decodes rows
+    late in a long prompt count as several, for the time of their attention (`StepBuilder.prefill_in_time`).
     """
 
     def fill(self, step: StepBuilder) -> None:
@@ -25,18 +26,18 @@ class StallFree:
             request = step.waiting[0]
             if not step.admit(request):
                 return
-            step.prefill(request, step.rows_left)
+            step.prefill_in_time(request, step.rows_left)
 
     def _share(self, step: StepBuilder, first: RequestState, *others: RequestState) -> None:
         """Grant chunks of started prefills and of waiting ones that may overtake the first; it gets what they leave."""
         kept = min(first.num_to_prefill, step.rows_left - step.rows_left // 2)
         for request in sorted(others, key=lambda one: one.num_to_prefill):
-            step.prefill(request, step.rows_left - kept)
+            step.prefill_in_time(request, step.rows_left - kept)
         for request in _overtaking(step, first):
             if step.rows_left <= kept or not step.admit(request):
                 break
-            step.prefill(request, step.rows_left - kept)
-        step.prefill(first, step.rows_left)
+            step.prefill_in_time(request, step.rows_left - kept)
+        step.prefill_in_time(first, step.rows_left)
 
 
 def _overtaking(step: StepBuilder, first: RequestState) -> Iterator[RequestState]:
