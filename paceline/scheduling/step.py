@@ -112,10 +112,13 @@ class StepBuilder:
         if not self._decodes:
             self.prefill(request, num_rows)
             return
+        if num_rows <= 0:
+            return
         attention = request.num_computed / self.config.balanced_context
         chunk = max(min(_LEAST_CHUNK, num_rows), int(num_rows / (1 + attention)))
+        chunk = min(chunk, request.num_to_prefill)
         self.prefill(request, chunk)
-        self._attention_rows += int(min(chunk, request.num_to_prefill) * attention)
+        self._attention_rows += min(int(chunk * attention), num_rows - chunk)
 
     def admit(self, request: RequestState, reserve: bool = False) -> bool:
         """Admit a waiting request if `max_num_seqs` and the free pages allow it.

@@ -113,6 +113,18 @@ def test_the_attention_of_a_chunk_counts_among_the_rows_of_a_step():
     assert all(sum(step.values()) <= 128 for step in steps)
 
 
+def test_the_first_prompt_keeps_its_half_beside_one_whose_rows_count_as_many():
+    fake = engine("stall_free", budget=40, num_pages=512, balanced_context=1)
+    add(fake, "a", 3, max_tokens=60)
+    first = add(fake, "b", 500)
+    fake.step()
+    add(fake, "c", 200)
+    for _ in range(8):
+        before = first.num_computed
+        fake.step()
+        assert first.num_computed >= before + 16
+
+
 def test_nobody_overtakes_one_with_a_smaller_priority_number():
     fake = engine("stall_free", budget=8)
     add(fake, "a", 40)
