@@ -121,8 +121,8 @@ class EngineConfig:
         max_model_len: most tokens of a request, prompt and output; None takes the model's own limit.
         max_num_seqs: most requests decoding at once.
         max_num_batched_tokens: most rows of a pass; None takes what `paceline tune --target-ms` chose, else as many as
-            prefill at nearly the best rate: 512 on a GPU, 128 on a CPU (with experts up to 512), or twice
-            `max_num_seqs` if that is more.
+            prefill at nearly the best rate: 512 with torch and cuda, 128 with numba, or more, up to 512, with
+            many experts or for twice `max_num_seqs`.
         kv_cache_memory_bytes: memory of the KV cache; pages are only touched when used. 512 MiB when neither this nor
             `memory_fraction` is given.
         kv_cache_dtype: storage of keys and values on the numba executor: ``float32``, ``float16`` (half the memory,

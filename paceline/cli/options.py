@@ -164,7 +164,7 @@ MaxBatchedTokens = Annotated[
     option(
         MACHINE,
         "--max-num-batched-tokens",
-        help="Most rows of a pass; default as tuned, else 128 on a CPU, 512 on a GPU.",
+        help="Most rows of a pass; default as tuned, else 128 with numba, 512 with others.",
     ),
 ]
 SchedulerPolicy = Annotated[

@@ -247,7 +247,7 @@ def _look_ahead(model: CausalLM, cache: KVCache, traits: DrafterTraits, most: in
 
 def _default_budget(model: CausalLM, config: EngineConfig) -> int:
     """Rows of a step: few where the model prefills as fast with few, so that decodes wait less for the prompts beside
-    them. At least half of them are left to prompts, however many requests decode."""
+    them; up to the usual number, twice as many as may decode."""
     most = SchedulerConfig().max_num_batched_tokens
     return min(most, max(model.saturating_rows, 2 * config.max_num_seqs)) if isinstance(model, Saturates) else most
 

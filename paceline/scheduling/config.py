@@ -30,7 +30,8 @@ class SchedulerConfig:
             that start the next pass ahead of its request.
 
     Raises:
-        InvalidParameter: a number is below 1, or a tile is wider than the whole budget.
+        InvalidParameter: a number is below 1, `balanced_context` is not above 0, or a tile is wider than the whole
+            budget.
     """
 
     policy: SchedulerName = "stall_free"
@@ -47,6 +48,9 @@ class SchedulerConfig:
             value = getattr(self, name)
             if value < 1:
                 raise InvalidParameter(name, f"{value!r} is less than 1", "give a whole number of at least 1")
+        if not self.balanced_context > 0:
+            remedy = "leave it out for chunks of one size"
+            raise InvalidParameter("balanced_context", f"{self.balanced_context} is not above 0", remedy)
         if self.tile > self.max_num_batched_tokens:
             problem = f"{self.tile} rows are more than max_num_batched_tokens={self.max_num_batched_tokens}"
             raise InvalidParameter("tile", problem, "lower the tile or raise max_num_batched_tokens")

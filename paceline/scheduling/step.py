@@ -107,7 +107,8 @@ class StepBuilder:
         """As `prefill`, with a chunk that takes about as long as `num_rows` tokens at the beginning of a text.
 
         Beside decodes only, which it would keep waiting: a row's attention takes the longer, the more tokens are before
-        it, so chunks of one size would take ever longer.
+        it, so chunks of one size would take ever longer. A chunk that is cut short uses up `num_rows`: what rounding
+        leaves would begin another prompt with a row or two.
         """
         if not self._decodes:
             self.prefill(request, num_rows)
@@ -116,9 +117,10 @@ class StepBuilder:
             return
         attention = request.num_computed / self.config.balanced_context
         chunk = max(min(_LEAST_CHUNK, num_rows), int(num_rows / (1 + attention)))
+        is_last = request.num_to_prefill <= chunk
         chunk = min(chunk, request.num_to_prefill)
         self.prefill(request, chunk)
-        self._attention_rows += min(int(chunk * attention), num_rows - chunk)
+        self._attention_rows += min(int(chunk * attention), num_rows - chunk) if is_last else num_rows - chunk
 
     def admit(self, request: RequestState, reserve: bool = False) -> bool:
         """Admit a waiting request if `max_num_seqs` and the free pages allow it.

@@ -101,6 +101,25 @@ def test_chunks_alone_do_not_shrink_and_those_beside_decodes_stay_worth_a_pass()
     assert [step["b"] for step in shapes(fake, 6)] == [127, 16, 16, 16, 16, 9]
 
 
+def test_prompts_that_begin_alike_wait_beside_decodes_too():
+    fake = engine("stall_free", budget=128, num_pages=4096, balanced_context=845)
+    add(fake, "a", 3, max_tokens=200)
+    fake.step()
+    others = [RequestState(str(i), [9] * 1000 + [i], SamplingParams(max_tokens=1), arrival_time=200.0 + i)
+              for i in range(3)]  # fmt: skip
+    for each in others:
+        fake.add(each)
+    chunks = [rows for step in shapes(fake, 30) for name, rows in step.items() if name != "a"]
+    assert [each.num_cached_tokens for each in others] == [0, 988, 988]  # all that was computed before its last step
+    assert min(chunks[:-3]) >= 16
+
+
+@pytest.mark.parametrize("context", [0.0, -1.0, float("nan")])
+def test_a_context_that_is_not_above_0_is_refused(context):
+    with pytest.raises(InvalidParameter, match="balanced_context"):
+        SchedulerConfig(balanced_context=context)
+
+
 def test_the_attention_of_a_chunk_counts_among_the_rows_of_a_step():
     fake = engine("stall_free", budget=128, num_pages=256, balanced_context=40)
     for name, length in (("a", 3), ("b", 200)):

@@ -66,7 +66,7 @@ class Fused:
     def embeds(self) -> bool:
         """Whether `embedded` does everything before the first layer."""
         stack = self._stack
-        is_plain = stack.config.embedding_scale == 1.0 and stack.position_embedding is None
+        is_plain = stack.config.embedding_scale == self._scale == 1.0 and stack.position_embedding is None
         return self._widens and is_plain and type(stack.embedding) is VocabularyParallelEmbedding
 
     def embedded(self, tokens: Tensor, picks: Tensor) -> Tensor:
@@ -81,18 +81,21 @@ class Fused:
         """(logits [K, vocab] of the rows `asked` [K], taps) of embedded rows x [M, hidden].
 
         A stage without the last layer returns its hidden states [M, hidden] in place of logits, and one without the
-        first is given those before its layers. Between layers they are float32 if all layers and norms are fused, and
-        divided by a factor on what layers add, which is then added as it is: a norm of x / s with epsilon / s^2 is that
-        of x.
+        first is given those before its layers. Both are as between layers: float32 if all layers and norms are fused,
+        and `divided`. Taps are not divided.
 
         Args:
             out: buffer for logits.
         """
+        found, tapped = self._run(stage, x, step, taps, asked, out)
         if self._scale == 1.0:
-            return self._run(stage, x, step, taps, asked, out)
-        found, tapped = self._run(stage, x / self._scale, step, taps, asked, out)
-        whole = {tap: states if tap == NORMED else states * self._scale for tap, states in tapped.items()}
-        return found if stage.shard.is_last else found * self._scale, whole
+            return found, tapped
+        return found, {tap: states if tap == NORMED else states * self._scale for tap, states in tapped.items()}
+
+    def divided(self, x: Tensor) -> Tensor:
+        """Embeddings divided by the factor on what layers add, which is then added as it is: a norm of x / s with
+        epsilon / s^2 is that of x."""
+        return x if self._scale == 1.0 else x.float() / self._scale
 
     def _run(
         self, stage: Stage, x: Tensor, step: Pass, taps: tuple[int, ...], asked: Tensor,

@@ -215,7 +215,7 @@ class FusedBesideDense(nn.Module):
 class FusedLayer(nn.Module):
     """A pre-norm `Layer`: norms before attention and feed-forward, none after.
 
-    Hidden states are divided by the factor on what the layer adds (`Fused.run`).
+    Hidden states are divided by the factor on what the layer adds (`Fused.divided`).
     """
 
     def __init__(self, own: Layer, attention: nn.Module, feed_forward: nn.Module, peers: Peers) -> None:

@@ -398,7 +398,8 @@ class CudaModel(TorchModel):
         """[M, hidden] of tokens [M]; see `launch` for negative ones."""
         if self._fused is not None and self._fused.embeds:
             return self._fused.embedded(tokens, self.picks)
-        return self._stage.embed_tokens(self._known(tokens), positions)
+        x = self._stage.embed_tokens(self._known(tokens), positions)
+        return x if self._fused is None else self._fused.divided(x)
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Token ids [M], where negative ones stand for picks; see `launch`."""
@@ -431,4 +432,6 @@ class CudaModel(TorchModel):
 
     def _begun(self, rows: Rows) -> Tensor:
         x = self.peers.before(len(rows.token_ids))
-        return self._stage.embed(rows) if x is None else x.to(self._stage.dtype)
+        if x is None:
+            x = self._stage.embed(rows) if self._fused is None else self._fused.divided(self._stage.embed(rows))
+        return x.to(self._stage.dtype)

@@ -47,7 +47,7 @@ _SATURATING_ROWS, _ROWS_OF_AN_EXPERT = 128, 32
 cores at 0.87 to 1 of the best rate in w8a8, in bfloat16 with 32 rows already (`benchmarks/chunks.py`)."""
 _INTEGER_SPEED = 3.6
 """Products of 8-bit numbers compared with attention, in operations per second. With bfloat16 weights both are equally
-fast: the default model's rows take twice as long after 3,010 tokens (3,067 by their operations), in w8a8 after 845."""
+fast: the default model's rows take twice as long after 3,010 tokens (3,073 by their operations), in w8a8 after 845."""
 
 
 class NumbaModel:

@@ -182,6 +182,17 @@ def test_a_fused_model_has_the_torch_executors_logits(family):
     agrees(RandomCheckpoint(FAMILIES[family]), deterministic=False)
 
 
+def test_pages_are_weighed_with_hidden_states_that_are_divided():
+    checkpoint = RandomCheckpoint(two_layers(residual_scale=0.22))
+    ours, theirs = CudaModel(checkpoint, "cpu", "float32", attention="triton"), TorchModel(checkpoint)
+    cache, other = ours.new_cache(3), theirs.new_cache(3)
+    ours.forward(ROWS, cache)
+    kept = cache.keys[1].clone()
+    shares = ours.page_attention(ROWS, cache), theirs.page_attention(ROWS, other)
+    np.testing.assert_allclose(*shares, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(cache.keys[1], kept, atol=1e-4, rtol=0)
+
+
 def test_a_fused_model_whose_sums_have_one_order():
     agrees(RandomCheckpoint(FAMILIES["qwen2"]), deterministic=True)
 

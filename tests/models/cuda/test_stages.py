@@ -254,9 +254,10 @@ def test_one_step_is_in_flight(two):
 
 
 def test_kernels_over_two_processes():
-    """In float16 by Triton's interpreter; hidden states are not rounded between stages. Then a stage is killed."""
+    """In float16 by Triton's interpreter; hidden states, which are divided by the factor on what layers add, are not
+    rounded between stages. Then a stage is killed."""
     pytest.importorskip("triton")
-    checkpoint = RandomCheckpoint(small_config(num_hidden_layers=2))
+    checkpoint = RandomCheckpoint(small_config(num_hidden_layers=2, residual_scale=0.22))
     rows = build_rows([Part((1,), 0, tokens_of(len(TREE)), TREE)])
     how = {"dtype": "float16", "attention": "triton", "deterministic": True}
     with launch_model(checkpoint, 1, 2, device="cpu", **how, timeout=60) as model:
