@@ -179,11 +179,7 @@ def build_engine(
     prices = LearnedPrices(passes, drafter.traits, hides_host=looks_ahead)
     speculation = _speculation(spec, drafter, prices, looks_ahead)
     num_ahead = _look_ahead(loaded.model, cache, drafter.traits, speculation.most)
-    tuned = profile.token_budget if profile and profile.target_ms else None
-    budget = config.max_num_batched_tokens or tuned or _default_budget(loaded.model, config)
-    limits = _scheduler_config(config, limit, budget, profile)
-    balanced = loaded.model.balanced_context if isinstance(loaded.model, Saturates) else limits.balanced_context
-    limits = replace(limits, num_lookahead_slots=num_ahead, balanced_context=balanced)
+    limits = _scheduler_config(loaded.model, config, limit, profile, num_ahead)
     stop, branches = StopChecker(source.eos_token_ids), drafter.traits.branches
     scheduler = Scheduler(limits, pool, speculation.policy, stop, branches)
     return Engine(loaded.model, cache, scheduler, source.tokenizer, source.eos_token_ids, speculation, prices, clock)
@@ -245,17 +241,22 @@ def _look_ahead(model: CausalLM, cache: KVCache, traits: DrafterTraits, most: in
     return num_ahead + cache.look_up(longest, shortest, earliest, most)
 
 
-def _default_budget(model: CausalLM, config: EngineConfig) -> int:
-    """Rows of a step: few where the model prefills as fast with few, so that decodes wait less for the prompts beside
-    them; up to the usual number, twice as many as may decode."""
-    most = SchedulerConfig().max_num_batched_tokens
-    return min(most, max(model.saturating_rows, 2 * config.max_num_seqs)) if isinstance(model, Saturates) else most
-
-
 def _scheduler_config(
-    config: EngineConfig, max_model_len: int, token_budget: int, profile: Profile | None
+    model: CausalLM, config: EngineConfig, max_model_len: int, profile: Profile | None, num_lookahead_slots: int
 ) -> SchedulerConfig:
-    tile = profile.tile if profile and profile.tile else SchedulerConfig().tile
+    """The scheduler's configuration. The token budget is the configured one, else the tuned one, else the default.
+
+    The default has few rows where the model prefills as fast with few, so that decodes wait less for the prompts beside
+    them; up to the usual number, twice as many as may decode.
+    """
+    defaults = SchedulerConfig()
+    budget, balanced = defaults.max_num_batched_tokens, defaults.balanced_context
+    if isinstance(model, Saturates):
+        budget = min(budget, max(model.saturating_rows, 2 * config.max_num_seqs))
+        balanced = model.balanced_context
+    tuned = profile.token_budget if profile and profile.target_ms else None
+    token_budget = config.max_num_batched_tokens or tuned or budget
+    tile = profile.tile if profile and profile.tile else defaults.tile
     return SchedulerConfig(
         policy=config.scheduler,
         max_num_batched_tokens=token_budget,
@@ -263,6 +264,8 @@ def _scheduler_config(
         max_model_len=max_model_len,
         prefix_caching=config.prefix_caching,
         tile=min(tile, token_budget),
+        num_lookahead_slots=num_lookahead_slots,
+        balanced_context=balanced,
     )
 
 
