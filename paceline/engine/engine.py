@@ -179,6 +179,7 @@ class Engine:
             self._drafting.release(state.request_id)
         seconds.scheduling = timer.lap()
         trees = self._drafting.propose(plan, self._live)
+        plan = self.scheduler.fill_up(sum(map(len, trees.values())))
         seconds.drafting = timer.lap()
         seconds.chosen = min(self._drafting.chosen_seconds, seconds.drafting)
         scores = self._start_pass(plan, trees)
@@ -357,10 +358,11 @@ def _outcome(step: StartedStep, commits: Sequence[Commit]) -> StepOutcome:
     batch = step.plan.batch
     return StepOutcome(
         [commit.outcome for commit in commits],
-        batch.num_prefill_rows,
+        step.plan.num_prefill_rows,
         batch.mean_context,
         step.seconds,
         len(commits) == len(step.plan.grants),
+        batch.num_decodes + batch.num_prefill_rows if batch.is_full else 0,
     )
 
 

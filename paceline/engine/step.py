@@ -35,7 +35,7 @@ class StartedStep:
     def rows(self) -> "PassRows":
         """The rows of its pass."""
         batch = self.plan.batch
-        return PassRows(batch.num_prefill_rows, batch.num_decodes, sum(map(len, self.trees.values())))
+        return PassRows(self.plan.num_prefill_rows, batch.num_decodes, sum(map(len, self.trees.values())))
 
 
 class PassRows(NamedTuple):

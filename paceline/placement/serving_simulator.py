@@ -132,8 +132,7 @@ def _round_of(plan: StepPlan, results: Sequence[StepResult]) -> Round:
     """The work of a step as a `Round`; drafts are batched, one draft step per token of the longest."""
     pairs = zip(plan.grants, results, strict=True)
     drafts = [result.num_draft_tokens for grant, result in pairs if grant.is_decode]
-    num_prefill_rows = plan.num_rows - sum(1 + grant.draft_budget for grant in plan.grants if grant.is_decode)
-    return Round(len(drafts), sum(drafts), max(drafts, default=0), context_per_row(plan.grants), num_prefill_rows)
+    return Round(len(drafts), sum(drafts), max(drafts, default=0), context_per_row(plan.grants), plan.num_prefill_rows)
 
 
 class _Serving:

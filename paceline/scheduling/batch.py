@@ -57,6 +57,7 @@ class StepPlan:
         expired: requests whose deadline has passed; they are finished.
         copies: (source, destination) pages whose keys and values to copy, in this order, before the rows run.
         batch: the statistics that the length policy received.
+        rows_left: rows that all drafts together may use.
     """
 
     grants: tuple[Grant, ...] = ()
@@ -64,10 +65,16 @@ class StepPlan:
     batch: BatchStats = field(default_factory=BatchStats)
     expired: tuple[RequestState, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
+    rows_left: int = 0
+
+    @property
+    def num_prefill_rows(self) -> int:
+        """Rows of prefill chunks."""
+        return sum([grant.num_prefill_tokens for grant in self.grants])
 
     @property
     def num_rows(self) -> int:
-        """Largest number of rows of the pass."""
+        """Largest number of rows of the pass, if drafts use all that they were granted."""
         return sum(grant.num_rows for grant in self.grants)
 
     @property

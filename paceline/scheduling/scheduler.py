@@ -124,9 +124,9 @@ class Scheduler:
         Requests whose deadline has passed are finished first, with the tokens they have.
         """
         expired = tuple(self._expire(now)) if self._deadlines else ()
-        step = StepBuilder(self.config, self.pool, self._running, self._waiting)
+        step = StepBuilder(self.config, self.pool, self._running, self._waiting, self.length, self._branches)
         self._policy.fill(step)
-        plan = step.plan(self.length, self._branches)
+        plan = step.plan()
         self._last_plan = replace(plan, expired=expired) if expired else plan
         for request in step.admitted:
             self.prefix_cache_queries += request.num_tokens
@@ -135,6 +135,32 @@ class Scheduler:
             if grant.request.first_scheduled_time is None:
                 grant.request.first_scheduled_time = now
         return self._last_plan
+
+    def fill_up(self, num_drafted: int) -> StepPlan:
+        """The latest plan, where a prompt gets the rows that were left for drafts and that their nodes do not use.
+
+        Call it between the drafts and the pass. The first prompt with tokens left gets the rows.
+
+        Args:
+            num_drafted: nodes of all drafts.
+        """
+        plan = self._last_plan
+        unused = plan.rows_left - num_drafted
+        if plan.batch.is_full and unused > 0:
+            for place, grant in enumerate(plan.grants):
+                if grant.num_prefill_tokens < grant.request.num_to_prefill and not grant.is_decode:
+                    grants = (*plan.grants[:place], self._lengthened(grant, unused), *plan.grants[place + 1 :])
+                    self._last_plan = replace(plan, grants=grants, rows_left=num_drafted)
+                    break
+        return self._last_plan
+
+    def _lengthened(self, grant: Grant, num_rows: int) -> Grant:
+        """A chunk beside decodes that takes about `num_rows` rows longer; see `StepBuilder.prefill_in_time`."""
+        request, chunk = grant.request, grant.num_prefill_tokens
+        more = int(num_rows / (1 + request.num_computed / self.config.balanced_context))
+        chunk = min(request.num_to_prefill, chunk + more)
+        says_first = chunk == request.num_to_prefill and not request.num_output_tokens
+        return replace(grant, num_prefill_tokens=chunk, needs_logits=says_first)
 
     def _expire(self, now: float) -> Iterator[RequestState]:
         while self._deadlines and self._deadlines[0][0] <= now:

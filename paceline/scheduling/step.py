@@ -5,10 +5,13 @@ the place for results (`scheduler.py`).
 """
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain, repeat
 
 from paceline.scheduling.batch import Grant, StepPlan
 from paceline.scheduling.config import SchedulerConfig
+from paceline.scheduling.draft_rows import Demand
 from paceline.scheduling.pages import PagePool, extend_digests
 from paceline.scheduling.request import RequestState, Status, page_table_of
 from paceline.speculation.policies import LengthPolicy
@@ -31,17 +34,25 @@ class StepBuilder:
         config, pool: the limits.
         running: requests that hold pages, in scheduling order; changed in place by admissions and preemptions.
         waiting: requests that hold no pages, in scheduling order; changed in place.
+        length: decides how many nodes each decode should draft.
+        branches: whether drafts may have more nodes than levels.
     """
 
     def __init__(
-        self, config: SchedulerConfig, pool: PagePool, running: list[RequestState], waiting: list[RequestState]
-    ) -> None:
+        self, config: SchedulerConfig, pool: PagePool, running: list[RequestState], waiting: list[RequestState],
+        length: LengthPolicy, branches: bool,
+    ) -> None:  # fmt: skip
         self.config = config
         self.waiting = waiting
         self.num_rows = 0
         """Rows granted so far."""
         self._attention_rows = 0
         """As many more rows as the attention of granted chunks takes time."""
+        self._draft_rows = 0
+        """Rows that prompts leave for drafts."""
+        self._early: tuple[BatchStats, Demand] | None = None
+        """The demand of drafts, if it was asked for before prompts got their rows."""
+        self._length, self._branches = length, branches
         self._pool = pool
         self._running = running
         self._decodes: list[RequestState] = []
@@ -65,8 +76,9 @@ class StepBuilder:
 
     @property
     def rows_left(self) -> int:
-        """Rows left of the token budget, at least 0."""
-        return max(0, self.config.max_num_batched_tokens - self.num_rows - self._attention_rows)
+        """Rows left of the token budget, at least 0; while prompts are granted, without those left for drafts."""
+        used = self.num_rows + self._attention_rows + self._draft_rows
+        return max(0, self.config.max_num_batched_tokens - used)
 
     @property
     def num_prefills(self) -> int:
@@ -177,49 +189,64 @@ class StepBuilder:
         pool.share(cached)
         return cached, digests[: len(cached)]
 
-    def plan(self, length: LengthPolicy, branches: bool) -> StepPlan:
+    def leave_rows_for_drafts(self) -> None:
+        """Leave rows for the drafts of the granted decodes before prompts fill the step: what they want, at most half.
+
+        Call it after `decode`, when a prompt is sure to get rows. In a full step every row takes its time, a prompt's
+        as well as a draft's. The policy weighs a draft's tokens against that time, so drafts displace a prompt's rows
+        only where they save more time than these take. Does nothing where prompts do not fill the step, and when called
+        again.
+        """
+        rows = self.rows_left
+        if self._early is None and self._decodes and self._prompts_fill(rows):
+            batch = self._batch(rows, is_full=True)
+            demand = self._asked(batch)
+            self._early, self._draft_rows = (batch, demand), min(sum(demand.nodes), rows // 2)
+
+    def plan(self) -> StepPlan:
         """The finished plan, with the remaining rows divided among the drafts of decodes.
 
-        Drafts come last: they never displace a decode or a prefill, never preempt, and are no deeper than the tokens
-        that the request may still emit.
-
-        Args:
-            length: decides how many nodes each decode should draft.
-            branches: whether drafts may have more nodes than levels.
+        Drafts come last: they never displace a decode, nor a chunk unless the policy left rows for them, never preempt,
+        and are no deeper than the tokens that the request may still emit.
         """
-        decodes = self._decodes
-        prefill_rows = sum([grant.num_prefill_tokens for grant in self._prefills])
-        context = sum([request.num_computed for request in decodes]) / max(1, len(decodes))
-        batch = BatchStats(len(decodes), prefill_rows, self.rows_left, context)
-        grants = self._grants(self._wanted(length, batch), branches)
+        self._draft_rows = 0
+        if self._early is not None:
+            batch, demand = self._early
+            batch = replace(batch, num_decodes=len(self._decodes))  # one may have gone on since
+        else:
+            batch = self._batch(sum([grant.num_prefill_tokens for grant in self._prefills]))
+            demand = self._asked(batch)
+        grants, preempted = (*self._grants(demand), *self._prefills), tuple(self._preempted)
         if self.config.num_lookahead_slots:
             self._look_ahead()
-        copies = tuple(self._copies)
-        return StepPlan((*grants, *self._prefills), tuple(self._preempted), batch, copies=copies)
+        return StepPlan(grants, preempted, batch, copies=tuple(self._copies), rows_left=self.rows_left)
 
-    def _wanted(self, length: LengthPolicy, batch: BatchStats) -> list[int]:
-        """Draft nodes for each decode, before the step reduces them; 0 where a request does not draft."""
-        drafting = [request for request in self._decodes if request.drafts]
-        if not drafting:
-            return [0] * len(self._decodes)
-        budgets = length.budgets([request.draft_stats for request in drafting], batch)
-        wanted = [request.draft_budget(nodes) for request, nodes in zip(drafting, budgets, strict=True)]
-        if len(drafting) == len(self._decodes):
-            return wanted
-        given = iter(wanted)
-        return [next(given) if request.drafts else 0 for request in self._decodes]
+    def _batch(self, num_prefill_rows: int, is_full: bool = False) -> BatchStats:
+        decodes = self._decodes
+        context = sum([request.num_computed for request in decodes]) / max(1, len(decodes))
+        return BatchStats(len(decodes), num_prefill_rows, self.rows_left, context, is_full)
 
-    def _grants(self, wanted: Sequence[int], branches: bool) -> list[Grant]:
+    def _asked(self, batch: BatchStats) -> Demand:
+        return Demand.of(self._decodes, self._length, self._branches, batch)
+
+    def _prompts_fill(self, rows: int) -> bool:
+        """Whether prompts without a chunk in this step have at least `rows` tokens left."""
+        for request in chain(self.prefilling, self.waiting):
+            rows -= request.num_to_prefill
+            if rows <= 0:
+                return True
+        return False
+
+    def _grants(self, demand: Demand) -> list[Grant]:
         """A grant for every decode, with a draft budget as far as rows and pages allow."""
-        if not any(wanted):
+        if not any(demand.wanted):
             return [Grant(request, start=request.num_computed) for request in self._decodes]
-        depths = [min(n, r.num_output_left - 1) for r, n in zip(self._decodes, wanted, strict=True)]
-        useful = [n if depth > 0 and branches else depth for n, depth in zip(wanted, depths, strict=True)]
-        nodes = self._share_rows(useful)
-        return [
-            Grant(request, 0, n, min(n, depth), rows_wanted, request.num_computed)
-            for request, n, depth, rows_wanted in zip(self._decodes, nodes, depths, wanted, strict=True)
-        ]
+        demand.share(self.rows_left)
+        asked, grants = chain(zip(demand.wanted, demand.nodes, demand.levels, strict=True), repeat((0, 0, 0))), []
+        for request, (wanted, nodes, levels) in zip(self._decodes, asked, strict=False):
+            granted = self._grow(request, nodes) if nodes else 0
+            grants.append(Grant(request, 0, granted, min(granted, levels), wanted, request.num_computed))
+        return grants
 
     def _look_ahead(self) -> None:
         """Allocate pages that are still free for the lookahead slots of decoding requests."""
@@ -230,21 +257,6 @@ class StepBuilder:
             missing = pool.pages_for(min(request.num_tokens + ahead, request.most_slots)) - len(request.page_table)
             if 0 < missing <= pool.num_free:
                 request.page_table.extend(pool.allocate(missing))
-
-    def _share_rows(self, useful: list[int]) -> list[int]:
-        """Draft rows for each decode, with pages allocated; when rows are short, the smallest demands are met first."""
-        if sum(useful) > self.rows_left:
-            self._cut(useful)
-        return [self._grow(r, rows) if rows else 0 for r, rows in zip(self._decodes, useful, strict=True)]
-
-    def _cut(self, useful: list[int]) -> None:
-        """Reduce the numbers, in place, to a fair share of the remaining rows (max-min fairness)."""
-        rows_left = self.rows_left
-        asking = [place for place, rows in enumerate(useful) if rows]
-        asking.sort(key=useful.__getitem__)
-        for still_asking, place in zip(range(len(asking), 0, -1), asking, strict=True):
-            useful[place] = min(useful[place], -(-rows_left // still_asking))  # earlier ones get the remainder
-            rows_left -= useful[place]
 
     def _grow(self, request: RequestState, num_nodes: int) -> int:
         """Allocate pages for up to `num_nodes` draft rows, as far as pages are free; returns the number of rows."""

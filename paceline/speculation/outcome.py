@@ -112,6 +112,7 @@ class StepOutcome:
         seconds: of each phase.
         is_complete: False when the pass or a request's verification failed, so that some rows that took time are not
             in `requests`.
+        full_rows: rows of the step where prompts filled it, their attention counted as rows; else 0.
     """
 
     requests: list[RequestOutcome] = field(default_factory=list)
@@ -119,6 +120,7 @@ class StepOutcome:
     mean_context: float = 0.0
     seconds: StepSeconds = field(default_factory=StepSeconds)
     is_complete: bool = True
+    full_rows: int = 0
 
     @property
     def num_decodes(self) -> int:

@@ -53,6 +53,10 @@ class Prices(Protocol):
         """Cost of a target pass over `rows` rows with a mean of `context` tokens in the cache before each."""
         ...
 
+    def filled(self, rows: float, context: float = 0.0) -> float:
+        """Cost of a pass over `rows` rows, most of them a prompt's."""
+        ...
+
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
         """Cost of level number `level` (from 0) of drafts that `num_requests` requests make together."""
         ...
@@ -98,6 +102,10 @@ class FixedPrices:
         """See `Prices`."""
         return _a_price("target", self._target(rows, context), above_zero=True)
 
+    def filled(self, rows: float, context: float = 0.0) -> float:
+        """See `Prices`: as `target`."""
+        return self.target(rows, context)
+
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
         """See `Prices`."""
         return _a_price("draft_step", self._draft_step(num_requests, context))
@@ -128,6 +136,7 @@ class LearnedPrices:
         self._ahead = LearnedPass(passes.prior, _AHEAD, _AHEAD) if hides_host else None
         self._in_a_row, self._has_drafted = 0, False
         self._besides = MovingAverage(0.0)
+        self._filled = MovingAverage(1.0)
         self._asked: dict[tuple[float, float], float] = {}
 
     def target(self, rows: float, context: float = 0.0) -> float:
@@ -136,6 +145,10 @@ class LearnedPrices:
         if seconds is None:
             seconds = self._asked[rows, context] = self.passes(rows, context) + self._besides.value
         return seconds
+
+    def filled(self, rows: float, context: float = 0.0) -> float:
+        """See `Prices`: `target` times a learned factor, as most rows have no logits, and some a long context."""
+        return self.passes(rows, context) * self._filled.value + self._besides.value
 
     def undrafted(self, rows: float, context: float = 0.0) -> float:
         """Cost of one of many steps in a row of as many requests, without drafts and prefill rows."""
@@ -153,8 +166,13 @@ class LearnedPrices:
         return self.drafts.reading(num_tokens)
 
     def observe(self, step: StepOutcome) -> None:
-        """Learn the cost of passes from complete steps without prefill rows, and that of drafts from every step."""
+        """Learn the cost of passes from complete steps, and that of drafts from every step.
+
+        Steps with prefill rows teach nothing but what passes take that prompts fill.
+        """
         self._asked.clear()
+        if step.full_rows and step.is_complete:
+            self._filled.learn(step.seconds.verifying / self.passes(step.full_rows, step.mean_context))
         if step.only_decodes and step.is_complete:
             rows = step.num_decodes + step.num_draft_tokens
             seconds, besides = step.seconds.verifying, step.seconds.scheduling + step.seconds.committing

@@ -267,15 +267,17 @@ class BatchStats:
 
     Attributes:
         num_decodes: decoding requests, one row each without a draft.
-        num_prefill_rows: rows of prefill chunks.
+        num_prefill_rows: rows of prefill chunks, if nothing is drafted.
         rows_left: rows available to all drafts together.
         mean_context: tokens in the cache before a decode's row, on average.
+        is_full: the chunks take all rows that drafts leave them, so each row of a draft displaces one of a prompt.
     """
 
     num_decodes: int = 1
     num_prefill_rows: int = 0
     rows_left: int = 0
     mean_context: float = 0.0
+    is_full: bool = False
 
 
 @dataclass(slots=True)

@@ -1,14 +1,18 @@
 """The engine: whatever is drafted, batched, chunked or preempted, a request says what it says alone and undrafted."""
 
+from dataclasses import replace
+from math import inf
+
 import numpy as np
 import pytest
 
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.base import PAGE_SIZE
 from paceline.models.rows import Part, build_rows
+from paceline.sampling import TokenTree
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, run_all
-from tests.fakes import Babbler, Oracle
+from tests.fakes import Babbler, Oracle, Quiet
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11, max_tokens=40)
@@ -172,6 +176,30 @@ def test_nonsense_drafts_cost_nothing_but_time(engine_for):
     outputs = run_all(engine_for(draft, Babbler()))
     assert texts(outputs) == texts(run_all(engine_for()))
     assert all(o.stats.num_rejections > 0 for o in outputs)
+
+
+class Silent(Quiet):
+    def propose(self, contexts):
+        return [TokenTree()] * len(contexts)
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["drafts", "no drafts"])
+def test_drafts_and_a_long_prompt_fill_a_step_together(engine_for, knows):
+    """Of 16 rows a step a prompt leaves 6 for a draft, a tree of 4 or 5 nodes, and gets those that are not used."""
+    prompts = [list(b"They say that"), [1 + i % 120 for i in range(200)]]
+    params = [SamplingParams(temperature=0, max_tokens=60), SamplingParams(temperature=0, max_tokens=4)]
+    plain = run_all(engine_for(max_num_batched_tokens=16), prompts, params)
+    answers = {o.prompt_token_ids: [*o.prompt_token_ids, *o.token_ids] for o in plain}
+    draft = {"method": "plain", "num_draft_tokens": 6, "policy": "fixed"}
+    engine = engine_for(draft, Oracle(answers) if knows else Silent(), max_num_batched_tokens=16)
+    engine.scheduler.config = replace(engine.scheduler.config, balanced_context=inf)  # attention takes no rows
+    steps, learn = [], engine.prices.observe
+    engine.prices.observe = lambda step: (steps.append(step), learn(step))
+    assert texts(run_all(engine, prompts, params)) == texts(plain)
+    beside = [one for one in steps if one.num_decodes and one.num_prefill_rows][:-1]
+    assert len(beside) >= 10 and any(one.num_draft_tokens for one in beside) == knows
+    for one in beside:
+        assert one.num_prefill_rows + one.num_decodes + one.num_draft_tokens == one.full_rows == 16
 
 
 def test_a_stop_inside_an_accepted_draft_leaks_nothing(engine_for):

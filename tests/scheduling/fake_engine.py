@@ -47,13 +47,19 @@ class FakeEngine:
         return request
 
     def step(self) -> list[Commit]:
-        """schedule, run, update; the number of steps so far is the clock."""
+        """schedule, run, update; the number of steps so far is the clock. Plans are kept as they were scheduled."""
         plan = self.scheduler.schedule(now=float(len(self.plans)))
-        self.plans.append(plan)
         for source, destination in plan.copies:
             for place in range(self.scheduler.pool.page_size):
                 self._slots[destination, place] = self._slots.get((source, place))
-        results = [self.run(grant) for grant in plan.grants]
+        decoded = [self.run(grant) for grant in plan.grants if grant.is_decode]
+        num_drafted = sum([result.num_draft_tokens for result in decoded])
+        self.plans.append(plan)
+        plan = self.scheduler.fill_up(num_drafted)
+        num_rows = len(decoded) + num_drafted + plan.num_prefill_rows
+        config = self.scheduler.config
+        assert num_rows <= config.max_num_batched_tokens or config.policy == "orca"
+        results = decoded + [self.run(grant) for grant in plan.grants if not grant.is_decode]
         commits = self.scheduler.update(results, now=float(len(self.plans)))
         self.commits += commits
         return commits

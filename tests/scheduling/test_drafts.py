@@ -3,7 +3,9 @@
 import pytest
 
 from paceline.scheduling import PagePool, RequestState, Scheduler, SchedulerConfig, StepResult
+from paceline.scheduling.batch import StepPlan
 from paceline.speculation import Fixed, LengthPolicy
+from paceline.speculation.records import BatchStats
 from paceline.types import SamplingParams
 from tests.scheduling.fake_engine import FakeEngine
 
@@ -37,23 +39,98 @@ def test_as_many_requests_run_at_once_whatever_their_temperature_and_drafts(num_
     assert most_running(num_drafted, SAMPLED)[0] == 16
 
 
-def steps_to_the_first_token(num_drafted: int, params: dict) -> int:
-    """Of a prompt of 300 tokens beside four requests that decode, with 48 rows."""
-    fake = engine(Fixed(num_drafted), max_num_batched_tokens=48)
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+@pytest.mark.parametrize(
+    ("num_drafted", "policy", "chunk"),
+    [(0, "stall_free", 44), (2, "stall_free", 36), (8, "stall_free", 22), (8, "sarathi", 44)],
+)
+def test_drafts_take_the_rows_of_prompts_that_their_policy_wants_and_half_of_them_at_most(
+    num_drafted, policy, chunk, params
+):
+    """Four requests that decode, and a long prompt, with 48 rows."""
+    fake = engine(Fixed(num_drafted), max_num_batched_tokens=48, policy=policy)
     for number in range(4):
         fake.add(request(str(number), max_tokens=100, **params))
-    fake.step()
-    long = fake.add(request("long", 300, **params))
-    while long.first_token_time is None:
+    while fake.scheduler.num_waiting:
         fake.step()
-    return len(fake.plans) - 1
+    fake.add(request("long", 300, **params))
+    plan = fake.scheduler.schedule(9.0)
+    assert plan.num_prefill_rows == chunk and plan.num_rows == 48
 
 
-def test_a_prompt_is_read_as_fast_beside_sampled_requests_that_draft_as_beside_plain_ones():
-    expected = -(-300 // (48 - 4))
-    for params in (GREEDY, SAMPLED):
-        for num_drafted in (0, 8):
-            assert steps_to_the_first_token(num_drafted, params) == expected == 7
+class Asked(LengthPolicy):
+    """Wants `budget` nodes for each request, and keeps what it was told."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget, self.batches = budget, []
+
+    def budgets(self, requests, batch):
+        self.batches.append(batch)
+        return [self.budget] * len(requests)
+
+
+def beside_a_prompt(num_prompt: int, budget: int = 6, **config) -> tuple[FakeEngine, Asked]:
+    """Two requests that decode, and a prompt that is read in the next step, with 32 rows."""
+    policy = Asked(budget)
+    fake = engine(policy, max_num_batched_tokens=32, **config)
+    for name in "ab":
+        fake.add(request(name, max_tokens=100))
+    fake.step()
+    fake.add(request("long", num_prompt))
+    policy.batches.clear()
+    return fake, policy
+
+
+def chunk_and_drafts(plan: StepPlan) -> tuple[int, list[int]]:
+    return plan.num_prefill_rows, [grant.draft_budget for grant in plan.grants if grant.is_decode]
+
+
+def test_a_policy_is_told_once_whether_its_drafts_displace_rows_of_a_prompt():
+    fake, policy = beside_a_prompt(100)
+    plan = fake.scheduler.schedule(1.0)
+    assert chunk_and_drafts(plan) == (18, [6, 6])
+    [batch] = policy.batches
+    assert plan.batch == batch == BatchStats(2, 30, 30, 2.0, is_full=True)
+    fake, policy = beside_a_prompt(18)
+    plan = fake.scheduler.schedule(1.0)
+    assert chunk_and_drafts(plan) == (18, [6, 6])
+    assert policy.batches == [BatchStats(2, 18, 12, 2.0)]
+
+
+def test_a_prompt_that_cannot_be_admitted_leaves_the_price_of_drafts_as_it_is():
+    fake, policy = beside_a_prompt(100, max_num_seqs=2)
+    assert chunk_and_drafts(fake.scheduler.schedule(1.0)) == (0, [6, 6])
+    assert policy.batches == [BatchStats(2, 0, 30, 2.0)]
+
+
+@pytest.mark.parametrize(("num_drafted", "chunk"), [(0, 30), (1, 29), (12, 18)])
+def test_rows_that_no_draft_uses_go_to_the_prompt(num_drafted, chunk):
+    fake, _ = beside_a_prompt(100)
+    fake.scheduler.schedule(1.0)
+    plan = fake.scheduler.fill_up(num_drafted)
+    assert chunk_and_drafts(plan) == (chunk, [6, 6]) and not plan.grants[-1].needs_logits
+    results = [StepResult(name, 0, (1,)) for name in "ab"] + [StepResult("long", chunk)]
+    fake.scheduler.update(results, 1.0)
+    assert fake.scheduler._requests["long"].num_computed == chunk
+
+
+def test_a_prompt_that_ends_with_the_rows_it_is_given_says_its_first_token():
+    fake, _ = beside_a_prompt(30)
+    assert not fake.scheduler.schedule(1.0).grants[-1].needs_logits
+    plan = fake.scheduler.fill_up(0)
+    assert chunk_and_drafts(plan)[0] == 30 and plan.grants[-1].needs_logits
+    assert fake.scheduler.fill_up(0) is plan
+
+
+def test_rows_late_in_a_prompt_are_given_as_many_as_their_attention_takes():
+    """After 60 tokens of a context that doubles a row's time, 12 rows of drafts are 6 of the prompt."""
+    fake, _ = beside_a_prompt(200, budget=0, balanced_context=60)
+    while fake.scheduler._requests["long"].num_computed < 60:
+        fake.step()
+    fake.scheduler.length.budget, before = 6, fake.scheduler._requests["long"].num_computed
+    chunk, _ = chunk_and_drafts(fake.scheduler.schedule(9.0))
+    more, _ = chunk_and_drafts(fake.scheduler.fill_up(0))
+    assert before < 70 and more - chunk == int(12 / (1 + before / 60))
 
 
 def granted(max_tokens: int, budget: int, branches: bool, num_pages: int = 200) -> tuple[int, int]:

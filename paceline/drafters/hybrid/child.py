@@ -57,6 +57,10 @@ class Child:
         """See `Prices`."""
         return self._prices.target(rows, context)
 
+    def filled(self, rows: float, context: float = 0.0) -> float:
+        """See `Prices`."""
+        return self._prices.filled(rows, context)
+
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
         """See `Prices`; the cost of lookups is neglected."""
         return 0.0 if self.is_free else self._drafts(level, num_requests, context)

@@ -15,6 +15,7 @@ from paceline.drafters.base import DraftContext
 from paceline.drafters.hybrid.child import Child
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT, Purpose, Randomness
+from paceline.speculation.full_step import prices_in
 from paceline.speculation.records import DraftRates
 
 LONGEST = 32
@@ -38,11 +39,11 @@ class Best:
 
 
 class StepPrices:
-    """Prices of one step, relative to the step without drafts.
+    """Prices of one step, relative to the step without drafts and prefill rows.
 
     Attributes:
         size: requests that decode.
-        plain_seconds: of the step without drafts.
+        plain_seconds: of the step without drafts and prefill rows.
         rows: [levels + 1] prices of steps in which every request verifies 0, 1, ... rows that cost nothing to draft.
         of: by index of each child with a model, prices [levels + 1] of steps in which all requests draft with it.
 
@@ -53,8 +54,12 @@ class StepPrices:
         batch, most = contexts[0].batch, max(context.budget for context in contexts)
         longest = min(LONGEST, max(context.longest for context in contexts))
         self.size = max(1, batch.num_decodes)
-        first, target = batch.num_prefill_rows + self.size, children[0].target
-        seconds = [target(first + self.size * level, batch.mean_context) for level in range(most + 1)]
+        prices, context = prices_in(batch, children[0]), batch.mean_context
+        first = batch.num_prefill_rows + self.size
+        seconds = [prices.target(first + self.size * level, context) for level in range(most + 1)]
+        if batch.num_prefill_rows:  # which take their time whatever is drafted, see `best_draft.py`
+            alone, whole = prices.target(self.size, context), seconds[0]
+            seconds = [alone + one - whole for one in seconds]
         self.plain_seconds = plain = seconds[0]
         self.rows = [one / plain for one in seconds]
         self.of = {

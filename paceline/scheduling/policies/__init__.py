@@ -14,7 +14,7 @@ from paceline.scheduling.step import StepBuilder
 
 
 class Policy(Protocol):
-    """Fills a step with decodes and prefill chunks; drafts are then given the remaining rows."""
+    """Fills a step with decodes and prefill chunks; drafts are then given the rows that it left."""
 
     def fill(self, step: StepBuilder) -> None:
         """Request decodes, chunks and admissions from `step`."""

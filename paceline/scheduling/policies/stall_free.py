@@ -14,7 +14,8 @@ class StallFree:
 
     Beyond the paper: the first prefill is sure of half of these rows only, as far as there are others. So a long prompt
     does not keep short ones waiting until its end, and it takes at most twice as long for them. And beside decodes rows
-    late in a long prompt count as several, for the time of their attention (`StepBuilder.prefill_in_time`).
+    late in a long prompt count as several, for the time of their attention (`StepBuilder.prefill_in_time`). And prompts
+    leave rows for drafts that save more time than these rows take (`StepBuilder.leave_rows_for_drafts`).
     """
 
     def fill(self, step: StepBuilder) -> None:
@@ -26,10 +27,12 @@ class StallFree:
             request = step.waiting[0]
             if not step.admit(request):
                 return
+            step.leave_rows_for_drafts()
             step.prefill_in_time(request, step.rows_left)
 
     def _share(self, step: StepBuilder, first: RequestState, *others: RequestState) -> None:
         """Grant chunks of started prefills and of waiting ones that may overtake the first; it gets what they leave."""
+        step.leave_rows_for_drafts()
         kept = min(first.num_to_prefill, step.rows_left - step.rows_left // 2)
         for request in sorted(others, key=lambda one: one.num_to_prefill):
             step.prefill_in_time(request, step.rows_left - kept)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from paceline.speculation.best_draft import worth_verifying
+from paceline.speculation.full_step import prices_in
 from paceline.speculation.policies.goodput import Goodput
 from paceline.speculation.records import BatchStats, DraftStats
 
@@ -48,7 +49,9 @@ class GoodputByNode(Goodput):
         if not requests or not self.max_length:
             return [0] * len(requests)
         price, usual = self._price_of_asking(), self._usual_saving()
-        step = self.prices.target(batch.num_prefill_rows + max(1, batch.num_decodes), batch.mean_context)
+        step = prices_in(batch, self.prices).target(
+            batch.num_prefill_rows + max(1, batch.num_decodes), batch.mean_context
+        )
         share = self.explore * (_ALONE if batch.num_decodes == len(requests) == 1 else 1)
         often = share * step / len(requests)
         return [
@@ -67,7 +70,7 @@ class GoodputByNode(Goodput):
             for one, request in zip(chances, requests, strict=True)
         ]
         trusted = [[_TRUST * chance for chance in one] for one in corrected]
-        choice = worth_verifying(trusted, self.prices, batch)
+        choice = worth_verifying(trusted, prices_in(batch, self.prices), batch)
         counts = choice.levels.tolist()
         self._weigh(choice.seconds, counts, corrected, requests, batch)
         return counts
@@ -78,8 +81,9 @@ class GoodputByNode(Goodput):
     ) -> None:  # fmt: skip
         """Record each proposal's expected saving in seconds: its tokens at the plain rate minus its rows' cost."""
         size, context = max(1, batch.num_decodes), batch.mean_context
-        plain = self.prices.target(size, context)
-        row = (seconds - self.prices.target(batch.num_prefill_rows + size, context)) / max(1, sum(counts))
+        prices = prices_in(batch, self.prices)
+        plain = prices.target(size, context)
+        row = (seconds - prices.target(batch.num_prefill_rows + size, context)) / max(1, sum(counts))
         usual = self._usual_saving()
         for one, count, request in zip(chances, counts, requests, strict=True):
             saving = sum(one[:count]) * plain / size - count * row

@@ -10,6 +10,7 @@ import numpy as np
 from paceline.errors import InvalidParameter
 from paceline.speculation.best_alone import best_alone
 from paceline.speculation.best_draft import Choice, Offers, best_draft, loss_of_trying, step_seconds, worth_reading
+from paceline.speculation.full_step import prices_in
 from paceline.speculation.outcome import StepOutcome
 from paceline.speculation.policies.base import DraftLaw, LengthPolicy, check_least, one_more_pays
 from paceline.speculation.prices import Prices
@@ -133,12 +134,13 @@ class Goodput(LengthPolicy):
             return [0] * len(requests) if self._kept.is_empty else self._kept.budgets
         if len(requests) == 1:
             return [self._alone(requests[0], batch)]
-        offers, reads = Offers.of(requests, self.max_length, self.whole), self.prices.reading(1) > 0
+        prices = prices_in(batch, self.prices)
+        offers, reads = Offers.of(requests, self.max_length, self.whole), prices.reading(1) > 0
         if reads and not self.whole:
             offers = offers.hopeful(requests)
-        best = best_draft(offers, self.prices, batch)
+        best = best_draft(offers, prices, batch)
         if reads:
-            best = worth_reading(best, offers, requests, self.prices, batch)
+            best = worth_reading(best, offers, requests, prices, batch)
         unit = self.max_length if self.whole else 1
         least = max(-(-len(requests) // _REQUESTS_PER_STEP), _steps_to_keep(len(requests), best.seconds))
         if not best.levels.any() and len(requests) >= _SOME_REQUESTS:
@@ -149,12 +151,12 @@ class Goodput(LengthPolicy):
         self._kept = _Kept(list(requests), batch.num_prefill_rows, budgets, best.seconds, least, most, asked)
         self._credit += self.explore * best.seconds
         if self.explore and not best.levels.all():
-            return self._with_a_try(best, offers, requests, batch, unit)
+            return self._with_a_try(best, offers, requests, prices, batch, unit)
         return budgets
 
     def _alone(self, request: DraftStats, batch: BatchStats) -> int:
         """`budgets` for a single request, by the faster `best_alone`."""
-        best = best_alone(request, self.max_length, self.whole, self.prices, batch)
+        best = best_alone(request, self.max_length, self.whole, prices_in(batch, self.prices), batch)
         unit, asked = self.max_length if self.whole else 1, request.rates.asked
         self._credit += self.explore * best.seconds
         if best.levels:
@@ -176,7 +178,8 @@ class Goodput(LengthPolicy):
         if self.whole:
             return True
         drafted, batch = len(draft_laws), prefix.batch
-        spent, more = (step_seconds(self.prices, batch, levels) for levels in (drafted, drafted + 1))
+        prices = prices_in(batch, self.prices)
+        spent, more = (step_seconds(prices, batch, levels) for levels in (drafted, drafted + 1))
         return one_more_pays(draft_laws, prefix.request.rates.acceptance, spent, more)
 
     def observe(self, step: StepOutcome) -> None:
@@ -211,14 +214,15 @@ class Goodput(LengthPolicy):
         self._credit -= max(0.0, self._beyond)
 
     def _with_a_try(
-        self, best: Choice, offers: Offers, requests: Sequence[DraftStats], batch: BatchStats, unit: int
-    ) -> list[int]:
+        self, best: Choice, offers: Offers, requests: Sequence[DraftStats], prices: Prices, batch: BatchStats,
+        unit: int,
+    ) -> list[int]:  # fmt: skip
         """The budgets, plus one level for requests without a draft as far as the credit covers the expected loss.
 
         Credit beyond the loss of trying all of them is dropped, so that it cannot pay for a burst of trials later.
         """
-        levels, loss = best.levels.copy(), loss_of_trying(offers, best, self.prices, batch)
-        reading = np.array([self.prices.reading(request.num_unread) for request in requests])
+        levels, loss = best.levels.copy(), loss_of_trying(offers, best, prices, batch)
+        reading = np.array([prices.reading(request.num_unread) for request in requests])
         loss += reading
         idle = np.flatnonzero(levels == 0)
         waited = np.array([requests[place].steps_since_draft for place in idle.tolist()])
@@ -231,7 +235,7 @@ class Goodput(LengthPolicy):
             self._credit -= float(spent[tried - 1])
             if not best.levels.any():
                 context, rows = batch.mean_context, float(offers.rows[queue[:tried], 0].sum())
-                drafting = self.prices.draft_level(0, tried, context) + float(reading[queue[:tried]].sum())
-                verifying = self.prices.target(best.rows + rows, context) - self.prices.target(best.rows, context)
+                drafting = prices.draft_level(0, tried, context) + float(reading[queue[:tried]].sum())
+                verifying = prices.target(best.rows + rows, context) - prices.target(best.rows, context)
                 self._trying = drafting, verifying
         return (levels * unit).tolist()

@@ -295,15 +295,15 @@ def test_rows_of_the_whole_batch_are_priced():
 
 
 def test_requests_of_a_batch_share_draft_steps_and_the_pass():
-    """Four requests and two prompt rows: a level is one draft step of four rows, and four rows more to verify."""
+    """A level is one draft step of four rows, and four rows more to verify, also beside two rows of a prompt."""
     model = Child(Fixed([7]), FixedPrices(lambda rows, context: rows + context), 0.5)
     batch = BatchStats(num_decodes=4, num_prefill_rows=2, mean_context=10.0)
     assert model.draft_seconds(batch, 2) == [0.0, 7.0, 14.0]
     free = Child(Fixed([7]), FixedPrices(lambda rows, context: rows + context))
     assert free.draft_seconds(batch, 2) == [0.0, 0.0, 0.0]
     step = StepPrices([free, model], [replace(context([0], 2), batch=batch)])
-    assert [step.plain_seconds * price for price in step.rows] == [16.0, 20.0, 24.0]
-    assert [step.plain_seconds * price for price in step.of[1]] == [16.0, 20.0 + 7.0, 24.0 + 14.0]
+    assert [step.plain_seconds * price for price in step.rows] == [14.0, 18.0, 22.0]
+    assert [step.plain_seconds * price for price in step.of[1]] == [14.0, 18.0 + 7.0, 22.0 + 14.0]
 
 
 def test_a_model_whose_drafts_take_longer_than_it_declares_is_asked_no_more():
