@@ -185,6 +185,24 @@ class ChoosingDrafter(Drafter, Protocol):
     chosen_seconds: float
 
 
+class ReadingDrafter(Drafter, Protocol):
+    """A drafter that computes a request's text before it can draft, and can do so while the prompt is prefilled.
+
+    Else its first draft computes the whole prompt, and all requests wait for that.
+    """
+
+    def read(self, context: DraftContext) -> int:
+        """Compute some of a text that is still prefilled, a few hundred tokens at most.
+
+        Args:
+            context: `token_ids` are those of the prompt that the target has computed; no draft is asked for.
+
+        Returns:
+            Tokens of the text, from its beginning, that need not be computed any more.
+        """
+        ...
+
+
 class BaseDrafter:
     """An optional base class for drafters without state."""
 

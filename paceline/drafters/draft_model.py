@@ -63,6 +63,10 @@ class DraftModel:
         grow_all([self.runner], [growth for growth in growths if growth.context.request_id not in chains])
         return [chains.get(growth.context.request_id) or growth.tree() for growth in growths]
 
+    def read(self, context: DraftContext) -> int:
+        """See `ReadingDrafter`."""
+        return self.runner.read(context)
+
     def observe(self, outcome: RequestOutcome) -> None:
         """See `Drafter`."""
         self.runner.observe(outcome)

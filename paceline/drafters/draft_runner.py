@@ -13,6 +13,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
+from paceline.drafters.base import DraftContext
 from paceline.drafters.draft_pages import DraftPages, Kept, common_prefix
 from paceline.drafters.draft_ranks import DraftRanks, ranks_of_draft
 from paceline.drafters.services import DraftServices
@@ -104,6 +105,17 @@ class DraftRunner:
             self.pages.share(own)
             own.row_tokens, own.row_parents = tokens[:-1], list(range(-1, len(tokens) - 2))
         return draft
+
+    def read(self, context: DraftContext) -> int:
+        """See `ReadingDrafter`; nothing is read where pages are missing, or of a text that is too long to draft for."""
+        token_ids, longest = context.token_ids, min(self._most, self._limit)
+        if self._most_texts is not None or context.num_prompt_tokens >= longest:
+            return 0
+        kept = self.pages.recall(context.request_id, token_ids, context.salt)
+        if len(kept.tokens) < len(token_ids) and self.pages.extend(kept, len(token_ids), ()):
+            self._forward([self._committed_part(kept, token_ids, "none")])
+            self.pages.share(kept)
+        return len(kept.tokens)
 
     def observe(self, outcome: RequestOutcome) -> None:
         """Move the accepted branch to the slots of its positions, and drop the rest of the draft."""

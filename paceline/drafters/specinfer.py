@@ -62,6 +62,10 @@ class SpecInfer:
         grow_all(self.runners, growths)
         return [growth.tree() for growth in growths]
 
+    def read(self, context: DraftContext) -> int:
+        """See `ReadingDrafter`."""
+        return min([runner.read(context) for runner in self.runners])
+
     def observe(self, outcome: RequestOutcome) -> None:
         """See `Drafter`."""
         for runner in self.runners:

@@ -11,7 +11,7 @@ from math import inf
 from operator import index
 from typing import Any, TypeVar, cast
 
-from paceline.drafters.base import ChoosingDrafter, DraftContext, Drafter
+from paceline.drafters.base import ChoosingDrafter, DraftContext, Drafter, ReadingDrafter
 from paceline.engine.inputs import draft_context
 from paceline.engine.live import LiveSample
 from paceline.engine.speculation import Speculation
@@ -82,6 +82,20 @@ class Drafting:
             return 0.0
         return seconds
 
+    def read_along(self, plan: StepPlan, live: dict[str, LiveSample]) -> bool:
+        """Let a drafter that computes texts compute those of prompts, as far as the target has; whether it did.
+
+        Not where their drafts would not pay (`LengthPolicy.reads_along`).
+        """
+        if not hasattr(self.drafter, "read"):
+            return False
+        reading = [grant for grant in plan.grants if grant.num_prefill_tokens and grant.start > 1]
+        reading = [grant for grant in reading if self._should_read(grant.request, plan)]
+        for grant in reading:
+            sample = live[grant.request.request_id]
+            self._guarded(sample, self._read, grant, sample, plan)
+        return bool(reading)
+
     def observe(self, outcome: RequestOutcome, sample: LiveSample) -> None:
         """Report the outcome of a step to the drafter, for one request."""
         if sample.state.drafts:
@@ -132,6 +146,16 @@ class Drafting:
         )
         worth = [(state, tree, max(n, state.least_drafts)) for (state, tree), n in zip(told, counts, strict=True)]
         return trees | {state.request_id: tree.prune(n) for state, tree, n in worth}
+
+    def _should_read(self, request: RequestState, plan: StepPlan) -> bool:
+        return request.drafts and self._speculation.policy.reads_along(request.draft_stats, plan.batch)
+
+    def _read(self, grant: Grant, sample: LiveSample, plan: StepPlan) -> None:
+        context = draft_context(sample, grant, plan.batch, self._speculation)
+        context = replace(context, token_ids=context.token_ids[: grant.start])
+        num_read = cast(ReadingDrafter, self.drafter).read(context)
+        stats = grant.request.draft_stats
+        stats.num_unread = min(stats.num_unread, max(0, grant.request.num_tokens - num_read))
 
     def _propose_one(self, lent: Lent, live: dict[str, LiveSample]) -> TokenTree:
         trees = list(self._trees([lent], live))

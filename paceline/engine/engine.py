@@ -182,6 +182,9 @@ class Engine:
         plan = self.scheduler.fill_up(sum(map(len, trees.values())))
         seconds.drafting = timer.lap()
         seconds.chosen = min(self._drafting.chosen_seconds, seconds.drafting)
+        if self._drafting.read_along(plan, self._live):
+            reading = timer.lap()
+            seconds.drafting, seconds.chosen = seconds.drafting + reading, seconds.chosen + reading
         scores = self._start_pass(plan, trees)
         return StartedStep(plan, trees, frozenset(self._drafting.own), scores, seconds)
 

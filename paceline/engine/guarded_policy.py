@@ -41,6 +41,10 @@ class GuardedPolicy(Around):
         """See `LengthPolicy`."""
         return self._asked(lambda: self.inner.keep_drafting(prefix, draft_laws), False)
 
+    def reads_along(self, request: DraftStats, batch: BatchStats) -> bool:
+        """See `LengthPolicy`."""
+        return self._asked(lambda: self.inner.reads_along(request, batch), False)
+
     def observe(self, step: StepOutcome) -> None:
         """See `LengthPolicy`."""
         self._asked(lambda: self.inner.observe(step), None)

@@ -86,7 +86,8 @@ class StepSeconds:
     `verifying` where the next pass was started before.
 
     Attributes:
-        chosen: the part of `drafting` whose cost the drafter had already weighed itself (`DrafterTraits.chooses`).
+        chosen: the part of `drafting` that is not the cost of this step's drafts: what a drafter had already weighed
+            itself (`DrafterTraits.chooses`), and texts that it read along with prompts (`ReadingDrafter`).
     """
 
     scheduling: float = 0.0

@@ -195,3 +195,45 @@ def test_a_guess_that_does_not_fit_is_left(model):
     tell(drafter, "r", text, finished=False)
     [tree] = drafter.propose([replace(context(text, budget=20), guess=[1, 2, 3])])
     assert len(tree) == 20
+
+
+LONG = (PROMPT * 3)[:50]
+
+
+def chunk(end, text=LONG, request_id="r"):
+    """The context of a request whose prompt `text` was computed up to `end`."""
+    return replace(context(text[:end], request_id=request_id), num_prompt_tokens=len(text))
+
+
+def test_a_text_that_was_read_along_with_its_prompt_is_drafted_for_as_any(model):
+    """The first draft computes two tokens instead of fifty."""
+    [expected] = DraftModel(model, 32).propose([context(LONG)])
+    drafter, rows = DraftModel(model, 32), []
+    compute = drafter.runner._forward
+    drafter.runner._forward = lambda parts: rows.append(sum(len(part.tokens) for part in parts)) or compute(parts)
+    assert [drafter.read(chunk(end)) for end in (16, 32, 48)] == [16, 32, 48]
+    tell(drafter, "r", LONG)
+    [tree] = drafter.propose([context(LONG)])
+    assert (tree.tokens, tree.parents) == (expected.tokens, expected.parents)
+    assert rows[:4] == [16, 16, 16, 2]
+    assert assert_cache_is_that_of_a_fresh_prefill(drafter.runner, model, "r", LONG) == 50
+
+
+def test_a_pass_reads_so_many_tokens_and_a_pool_as_many_as_its_slowest_model(model):
+    drafter = SpecInfer([model, model], [(2,), (1,)], 32, max_prefill_rows=20)
+    assert [drafter.read(chunk(end)) for end in (45, 45, 45)] == [20, 40, 45]
+    drafter.runners[1].read = lambda context: 7
+    assert drafter.read(chunk(48)) == 7
+
+
+def test_what_does_not_fit_is_not_read(model):
+    runner = DraftRunner(model, 4)
+    assert runner.read(chunk(16)) == 16
+    assert runner.read(chunk(40, LONG[5:], "s")) == 40
+    assert runner.read(chunk(32)) == 16, "s holds the other pages, and may be about to draft"
+    assert runner.read(chunk(16, LONG * 2, "t")) == 0, (
+        "nothing will be drafted for a text that is longer than the cache"
+    )
+    runner.release("s")
+    assert runner.read(chunk(32)) == 32
+    runner.pages.check_integrity()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paceline.drafters.base import DraftContext
 from paceline.drafters.draft_pages import Kept
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.paged import PagedRunner, keys_of_pairs
@@ -64,9 +65,9 @@ class AutoregressiveRunner(PagedRunner):
         """Prefix-cache keys, one per row: the next token, and for the first row its own token as well."""
         return keys_of_pairs(token_ids, self._vocab_size)
 
-    def read(self, growth: Growth, kept: Kept, last: int) -> None:
+    def compute(self, context: DraftContext, kept: Kept, last: int) -> None:
         """Compute committed rows up to `last` without logits."""
-        part, taps = self._committed(growth, kept, last, "none")
+        part, taps = self._committed(context, kept, last, "none")
         self._net.forward(build_rows([part]), self._net.project(taps).copy(), self.cache)
 
     def _roots(self, growths: Sequence[Growth]) -> tuple[list[Part], list[int], States]:
@@ -75,13 +76,13 @@ class AutoregressiveRunner(PagedRunner):
         for growth in growths:
             kept = self.pages[growth.context.request_id]
             self._below[growth.context.request_id] = {}
-            made.append(self._committed(growth, kept, len(growth.context.token_ids) - 1, "last"))
+            made.append(self._committed(growth.context, kept, len(growth.context.token_ids) - 1, "last"))
         fed = self._net.project(concatenate([taps for _, taps in made])).copy()
         return [part for part, _ in made], [len(taps) for _, taps in made], fed
 
-    def _committed(self, growth: Growth, kept: Kept, last: int, logits: Logits) -> tuple[Part, States]:
+    def _committed(self, context: DraftContext, kept: Kept, last: int, logits: Logits) -> tuple[Part, States]:
         """(rows from the end of the cache to `last` - 1, the target's states for them); recorded as cached."""
-        context, start = growth.context, len(kept.tokens)
+        start = len(kept.tokens)
         following = context.token_ids[start + 1 : last + 1]
         part = Part(kept.pages, start, following, logits=logits)
         kept.tokens += following if start else self.key_of(context.token_ids[: last + 1])

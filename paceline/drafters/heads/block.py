@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from paceline.drafters.base import DraftContext
 from paceline.drafters.draft_pages import Kept
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.paged import PagedRunner
@@ -67,13 +68,14 @@ class BlockRunner(PagedRunner):
         """Prefix-cache keys: all tokens but the last, whose hidden state comes with the next step."""
         return token_ids[:-1]
 
-    def read(self, growth: Growth, kept: Kept, last: int) -> None:
+    def compute(self, context: DraftContext, kept: Kept, last: int) -> None:
+        """Inject the target's states of committed tokens up to `last`."""
         start = len(kept.tokens)
         positions = np.arange(start, last, dtype=np.int32)
-        states = self.states.take(growth.context, start, last)
+        states = self.states.take(context, start, last)
         slots = slot_of(np.asarray(kept.pages), positions).astype(np.int32)
         self._net.inject(states, positions, slots, self.cache)
-        kept.tokens += growth.context.token_ids[start:last]
+        kept.tokens += context.token_ids[start:last]
 
     def _run(self, growths: Sequence[Growth]) -> None:
         """Compute the blocks of `growths` in one pass."""
@@ -88,7 +90,7 @@ class BlockRunner(PagedRunner):
         """The rows of the block; keys and values of new committed tokens are written first."""
         kept, token_ids = self.pages[growth.context.request_id], growth.context.token_ids
         last = len(token_ids) - 1
-        self.read(growth, kept, last)
+        self.compute(growth.context, kept, last)
         return Part(kept.pages, last, [token_ids[-1], *[self._mask] * (self._size - 1)])
 
     def _below(self, growth: Growth, nodes: Sequence[int]) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline.drafters.base import DraftContext
 from paceline.drafters.draft_pages import Kept
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.paged import PagedRunner, keys_of_pairs
@@ -70,9 +71,9 @@ class HalfAutoregressiveRunner(PagedRunner):
         """As `AutoregressiveRunner.key_of`; the LSTM's state is a function of the rows before."""
         return keys_of_pairs(token_ids, self._vocab_size)
 
-    def read(self, growth: Growth, kept: Kept, last: int) -> None:
+    def compute(self, context: DraftContext, kept: Kept, last: int) -> None:
         """Compute committed rows up to `last` without logits."""
-        self._half.extend(*self._committed_rows(growth, kept, last), self.cache)
+        self._half.extend(*self._committed_rows(context, kept, last), self.cache)
 
     def _run(self, ends: Sequence[tuple[Growth, int]]) -> None:
         """Compute the blocks that end at these nodes, in one pass."""
@@ -92,7 +93,7 @@ class HalfAutoregressiveRunner(PagedRunner):
         """(committed rows not in the cache yet, the block of the last k committed rows)."""
         kept, last = self.pages[growth.context.request_id], len(growth.context.token_ids) - 1
         self._drafted[growth.context.request_id] = {}
-        run = self._committed_rows(growth, kept, last)
+        run = self._committed_rows(growth.context, kept, last)
         slots = slot_of(np.asarray(kept.pages), np.arange(last))
         return run, BlockOfRows(slots[-self._size :], np.arange(last - self._size, last), slots)
 
@@ -110,9 +111,9 @@ class HalfAutoregressiveRunner(PagedRunner):
         run = _Run(np.asarray(tokens, np.int32), above.hidden, positions, slots, before)
         return run, BlockOfRows(slots, positions, visible)
 
-    def _committed_rows(self, growth: Growth, kept: Kept, last: int) -> _Run:
+    def _committed_rows(self, context: DraftContext, kept: Kept, last: int) -> _Run:
         """Rows from the end of the cache to `last` - 1 with the target's states; recorded as cached."""
-        context, start = growth.context, len(kept.tokens)
+        start = len(kept.tokens)
         following = context.token_ids[start + 1 : last + 1]
         kept.tokens += following if start else self.key_of(context.token_ids[: last + 1])
         positions = np.arange(start, last)

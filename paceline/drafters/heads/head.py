@@ -21,6 +21,7 @@ from paceline.drafters.heads.autoregressive import AutoregressiveRunner
 from paceline.drafters.heads.block import BlockRunner
 from paceline.drafters.heads.half_autoregressive import HalfAutoregressiveRunner
 from paceline.drafters.heads.hidden_states import HiddenStates
+from paceline.drafters.heads.paged import PagedRunner
 from paceline.drafters.heads.stepwise import StepRunner
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import TreeShape
@@ -81,6 +82,10 @@ class HeadDrafter:
         runners: list[Runner] = [self.runner]
         grow_all(runners, [growth for growth in growths if growth.context.request_id not in chains])
         return [chains.get(growth.context.request_id) or growth.tree() for growth in growths]
+
+    def read(self, context: DraftContext) -> int:
+        """See `ReadingDrafter`; heads without a cache of their own read nothing."""
+        return self.runner.read(self._own(context)) if isinstance(self.runner, PagedRunner) else 0
 
     def observe(self, outcome: RequestOutcome) -> None:
         """See `Drafter`."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from paceline.drafters.base import DraftContext
 from paceline.drafters.draft_pages import DraftPages, Kept
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.trees.growth import Growth
@@ -50,6 +51,17 @@ class PagedRunner:
         if outcome.finished:
             self.release(outcome.request_id)
 
+    def read(self, context: DraftContext) -> int:
+        """See `ReadingDrafter`; nothing is read where pages are missing, or of a text that is too long to draft for."""
+        if context.num_prompt_tokens >= min(self.states.max_positions, self._most):
+            return 0
+        keys = self.key_of(context.token_ids)
+        kept = self.pages.recall(context.request_id, keys, context.salt)
+        if len(kept.tokens) < len(keys) and self.pages.extend(kept, len(keys), ()):
+            self.compute(context, kept, min(len(keys), len(kept.tokens) + self._max_rows))
+            self.pages.share(kept)
+        return len(kept.tokens)
+
     def release(self, request_id: str) -> None:
         """Forget a request."""
         self.pages.release(request_id)
@@ -62,7 +74,7 @@ class PagedRunner:
         """Prefix-cache keys, one per committed row: what its keys and values depend on besides the rows before it."""
         raise NotImplementedError
 
-    def read(self, growth: Growth, kept: Kept, last: int) -> None:
+    def compute(self, context: DraftContext, kept: Kept, last: int) -> None:
         """Compute the committed rows up to `last`."""
         raise NotImplementedError
 
@@ -77,7 +89,7 @@ class PagedRunner:
         if self.drafts_ahead:  # the next draft begins before its pages are asked for
             self.pages.extend(kept, most + self.num_rows(growth), ())
         while len(keys) - len(kept.tokens) > self._max_rows:
-            self.read(growth, kept, len(kept.tokens) + self._max_rows)
+            self.compute(growth.context, kept, len(kept.tokens) + self._max_rows)
             self.pages.share(kept)
         return True
 

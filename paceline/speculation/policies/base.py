@@ -58,6 +58,15 @@ class LengthPolicy:
         """Whether to draw another token, given the laws of the tokens drawn so far (at least one)."""
         return True
 
+    def reads_along(self, request: DraftStats, batch: BatchStats) -> bool:
+        """Whether the drafter should compute the text of a request that is still prefilled (`ReadingDrafter`).
+
+        Args:
+            request: of the prefill.
+            batch: the step that computes its chunk.
+        """
+        return True
+
     def observe(self, step: StepOutcome) -> None:
         """Learn from the counts and seconds of a step, never from its tokens."""
 
@@ -95,6 +104,10 @@ class Around(LengthPolicy):
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
         """See `LengthPolicy`."""
         return self.inner.keep_drafting(prefix, draft_laws)
+
+    def reads_along(self, request: DraftStats, batch: BatchStats) -> bool:
+        """See `LengthPolicy`."""
+        return self.inner.reads_along(request, batch)
 
     def observe(self, step: StepOutcome) -> None:
         """See `LengthPolicy`."""

@@ -182,6 +182,11 @@ class Goodput(LengthPolicy):
         spent, more = (step_seconds(prices, batch, levels) for levels in (drafted, drafted + 1))
         return one_more_pays(draft_laws, prefix.request.rates.acceptance, spent, more)
 
+    def reads_along(self, request: DraftStats, batch: BatchStats) -> bool:
+        """Whether the request would draft at once, if it decoded beside those that do."""
+        decoding = BatchStats(batch.num_decodes + 1, mean_context=batch.mean_context)
+        return best_alone(request, self.max_length, self.whole, self.prices, decoding).levels > 0
+
     def observe(self, step: StepOutcome) -> None:
         """Charge the credit with the time that a trial took beyond its expected price.
 

@@ -66,6 +66,11 @@ class Recorded:
         """The proposals of the wrapped drafter."""
         return self._drafter.propose(contexts)
 
+    def read(self, context: DraftContext) -> int:
+        """See `ReadingDrafter`; a drafter that need not read a text reads nothing."""
+        read = getattr(self._drafter, "read", None)
+        return 0 if read is None else read(context)
+
     def observe(self, outcome: RequestOutcome) -> None:
         """Keep the states of the step; when the request has finished, store its text and states."""
         self._drafter.observe(outcome)

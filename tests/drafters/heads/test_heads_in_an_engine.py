@@ -11,6 +11,7 @@ import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.heads.autoregressive import AutoregressiveRunner
+from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.engine.build import build_engine
 from paceline.errors import ModelNotFound
 from paceline.models.base import slot_of
@@ -138,3 +139,24 @@ def both(target, runner, kept, text):
     places = np.arange(count)
     ours = runner.cache.read(slot_of(np.asarray(kept.pages), places))
     return np.concatenate(ours), np.concatenate(cache.read(slot_of(np.asarray(pages), places)))
+
+
+@pytest.mark.parametrize("family", ["eagle", "eagle3", "falcon", "dflash"])
+def test_states_of_a_long_prompt_are_used_as_they_come(target, family, monkeypatch):
+    """More than are kept: the target would have to compute those again for the first draft."""
+    again, compute = [], HiddenStates._computed
+
+    def counted(self, context, first, last):
+        again.append(max(0, last - first))
+        return compute(self, context, first, last)
+
+    monkeypatch.setattr("paceline.drafters.heads.hidden_states._MOST", 20)
+    monkeypatch.setattr(HiddenStates, "_computed", counted)
+    spec = SpeculativeConfig(NAME, policy="fixed", options={"family": family})
+    config = EngineConfig(executor="numba", kv_cache_memory_bytes=1 << 22, max_num_batched_tokens=16)
+    engine = build_engine(target, config, spec)
+    engine.add_request("r", RNG.integers(3, 120, 90).tolist(), GREEDY)
+    while engine.has_unfinished_requests:
+        engine.step()
+    assert engine.metrics.spec_decode_num_draft_tokens > 0
+    assert again and sum(again) == 0
