@@ -30,6 +30,7 @@ SUMS = {"mixed": "*fp32", "peaks": "*fp32", "totals": "*fp32"}
 COUNTS = {"num_rows": "i32", "num_outputs": "i32", "num_inputs": "i32", "out_columns": "i32", "num_columns": "i32"}
 ALIGNED = ("query", "keys", "values", "x", "weight", "added", "out", "num_outputs", "num_inputs")
 """Arguments that are multiples of 16, as they are when layers run: loads of these are prepared ahead."""
+SUMMED = ("HAS_BIAS", "GATE", "EVEN")
 HEAD = {"HEAD_DIM": 128, "BLOCK_D": 128, "SPLIT": 256}
 
 
@@ -172,8 +173,9 @@ def differs(kernel, constants, capability: int) -> bool:
 
 
 def form(kernel, constants) -> tuple:
-    """What a kernel is apart from the sizes of its tile: one of a form shows how all of it differ on another GPU."""
-    switches = ((name, bool(value)) for name, value in constants.items() if not name.startswith("BLOCK"))
+    """What a kernel is apart from the sizes of its tile and from what it does with its sums: one of a form shows how all
+    of it differ on another GPU."""
+    switches = ((name, bool(value)) for name, value in constants.items() if not name.startswith(("BLOCK", *SUMMED)))
     return kernel, *sorted(switches)
 
 
