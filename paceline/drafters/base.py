@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import numpy as np
 
@@ -191,16 +191,27 @@ class ReadingDrafter(Drafter, Protocol):
     Else its first draft computes the whole prompt, and all requests wait for that.
     """
 
-    def read(self, context: DraftContext) -> int:
-        """Compute some of a text that is still prefilled, a few hundred tokens at most.
+    def read_along(self, context: DraftContext) -> int:
+        """Compute a text that is still prefilled, a step's tokens or a few hundred at most.
 
         Args:
-            context: `token_ids` are those of the prompt that the target has computed; no draft is asked for.
+            context: `token_ids` are those that the target has computed; no draft is asked for. `batch` is the step,
+                whose chunks are about as long as those of the step before.
 
         Returns:
             Tokens of the text, from its beginning, that need not be computed any more.
         """
         ...
+
+
+def read_along(drafter: Drafter, context: DraftContext) -> int:
+    """`ReadingDrafter.read_along` of a drafter that has it, for wrappers; 0 of others, which read nothing."""
+    return drafter.read_along(context) if can_read_along(drafter) else 0
+
+
+def can_read_along(drafter: Drafter) -> TypeGuard[ReadingDrafter]:
+    """Whether the drafter is a `ReadingDrafter`."""
+    return hasattr(drafter, "read_along")
 
 
 class BaseDrafter:

@@ -63,7 +63,7 @@ class DraftModel:
         grow_all([self.runner], [growth for growth in growths if growth.context.request_id not in chains])
         return [chains.get(growth.context.request_id) or growth.tree() for growth in growths]
 
-    def read(self, context: DraftContext) -> int:
+    def read_along(self, context: DraftContext) -> int:
         """See `ReadingDrafter`."""
         return self.runner.read(context)
 

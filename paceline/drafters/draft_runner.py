@@ -109,11 +109,13 @@ class DraftRunner:
     def read(self, context: DraftContext) -> int:
         """See `ReadingDrafter`; nothing is read where pages are missing, or of a text that is too long to draft for."""
         token_ids, longest = context.token_ids, min(self._most, self._limit)
-        if self._most_texts is not None or context.num_prompt_tokens >= longest:
+        if self._most_texts is not None or max(context.num_prompt_tokens, len(token_ids)) >= longest:
             return 0
         kept = self.pages.recall(context.request_id, token_ids, context.salt)
         if len(kept.tokens) < len(token_ids) and self.pages.extend(kept, len(token_ids), ()):
-            self._forward([self._committed_part(kept, token_ids, "none")])
+            text = token_ids[: len(kept.tokens) + max(self._max_prefill, context.batch.num_prefill_rows)]
+            while len(kept.tokens) < len(text):
+                self._forward([self._committed_part(kept, text, "none")])
             self.pages.share(kept)
         return len(kept.tokens)
 

@@ -62,7 +62,7 @@ class SpecInfer:
         grow_all(self.runners, growths)
         return [growth.tree() for growth in growths]
 
-    def read(self, context: DraftContext) -> int:
+    def read_along(self, context: DraftContext) -> int:
         """See `ReadingDrafter`."""
         return min([runner.read(context) for runner in self.runners])
 

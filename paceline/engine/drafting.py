@@ -11,7 +11,7 @@ from math import inf
 from operator import index
 from typing import Any, TypeVar, cast
 
-from paceline.drafters.base import ChoosingDrafter, DraftContext, Drafter, ReadingDrafter
+from paceline.drafters.base import ChoosingDrafter, DraftContext, Drafter, can_read_along, read_along
 from paceline.engine.inputs import draft_context
 from paceline.engine.live import LiveSample
 from paceline.engine.speculation import Speculation
@@ -87,7 +87,7 @@ class Drafting:
 
         Not where their drafts would not pay (`LengthPolicy.reads_along`).
         """
-        if not hasattr(self.drafter, "read"):
+        if not can_read_along(self.drafter):
             return False
         reading = [grant for grant in plan.grants if grant.num_prefill_tokens and grant.start > 1]
         reading = [grant for grant in reading if self._should_read(grant.request, plan)]
@@ -140,7 +140,9 @@ class Drafting:
             return trees
         drafted = sum([len(tree) for tree in (trees | self.own).values()])
         others = drafted - sum([len(tree) for _, tree in told])
-        batch = replace(plan.batch, num_prefill_rows=plan.batch.num_prefill_rows + others) if others else plan.batch
+        batch = plan.batch
+        if others and not batch.is_full:
+            batch = replace(batch, num_prefill_rows=batch.num_prefill_rows + others)
         counts = self._speculation.policy.trim(
             [tree.chances or () for _, tree in told], [state.draft_stats for state, _ in told], batch
         )
@@ -148,12 +150,13 @@ class Drafting:
         return trees | {state.request_id: tree.prune(n) for state, tree, n in worth}
 
     def _should_read(self, request: RequestState, plan: StepPlan) -> bool:
-        return request.drafts and self._speculation.policy.reads_along(request.draft_stats, plan.batch)
+        will_draft = request.drafts and request.num_output_left > 1 + (not request.num_output_tokens)
+        return will_draft and self._speculation.policy.reads_along(request.draft_stats, plan.batch)
 
     def _read(self, grant: Grant, sample: LiveSample, plan: StepPlan) -> None:
         context = draft_context(sample, grant, plan.batch, self._speculation)
         context = replace(context, token_ids=context.token_ids[: grant.start])
-        num_read = cast(ReadingDrafter, self.drafter).read(context)
+        num_read = read_along(self.drafter, context)
         stats = grant.request.draft_stats
         stats.num_unread = min(stats.num_unread, max(0, grant.request.num_tokens - num_read))
 

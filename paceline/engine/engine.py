@@ -365,7 +365,7 @@ def _outcome(step: StartedStep, commits: Sequence[Commit]) -> StepOutcome:
         batch.mean_context,
         step.seconds,
         len(commits) == len(step.plan.grants),
-        batch.num_decodes + batch.num_prefill_rows if batch.is_full else 0,
+        step.plan.prompt_rows if batch.is_full else 0,
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.drafters.base import DraftContext, Drafter
+from paceline.drafters.base import DraftContext, Drafter, read_along
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidParameter
 from paceline.sampling.tree import TokenTree
@@ -62,6 +62,10 @@ class _Recorder:
             if seen and tree.is_chain:
                 self._open[context.request_id] = len(context.token_ids), tree.tokens, seen
         return trees
+
+    def read_along(self, context: DraftContext) -> int:
+        """See `ReadingDrafter`."""
+        return read_along(self.inner, context)
 
     def observe(self, outcome: RequestOutcome) -> None:
         start, drafted, seen = self._open.pop(outcome.request_id, (0, (), []))

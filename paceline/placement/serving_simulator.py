@@ -167,7 +167,9 @@ class _Serving:
 
     def _step(self) -> None:
         plan = self.scheduler.schedule(self.now)
-        results = [self._compute(grant) for grant in plan.grants]
+        decoded = [self._compute(grant) for grant in plan.grants if grant.is_decode]
+        plan = self.scheduler.fill_up(sum([result.num_draft_tokens for result in decoded]))
+        results = decoded + [self._compute(grant) for grant in plan.grants if not grant.is_decode]
         self.now += self.model.step_seconds(plan, _round_of(plan, results), self.prices)
         self.num_passes += 1
         commits = self.scheduler.update(results, self.now)

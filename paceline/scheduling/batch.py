@@ -56,8 +56,9 @@ class StepPlan:
         preempted: requests that lost their pages; they wait again and will be recomputed.
         expired: requests whose deadline has passed; they are finished.
         copies: (source, destination) pages whose keys and values to copy, in this order, before the rows run.
-        batch: the statistics that the length policy received.
+        batch: the statistics that the length policy received, with the final number of decodes.
         rows_left: rows that all drafts together may use.
+        prompt_rows: rows of chunks, and as many more as their attention takes time.
     """
 
     grants: tuple[Grant, ...] = ()
@@ -66,6 +67,7 @@ class StepPlan:
     expired: tuple[RequestState, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     rows_left: int = 0
+    prompt_rows: int = 0
 
     @property
     def num_prefill_rows(self) -> int:

@@ -139,7 +139,7 @@ class Scheduler:
     def fill_up(self, num_drafted: int) -> StepPlan:
         """The latest plan, where a prompt gets the rows that were left for drafts and that their nodes do not use.
 
-        Call it between the drafts and the pass. The first prompt with tokens left gets the rows.
+        Call it between the drafts and the pass. The first chunk that does not end its prompt gets the rows.
 
         Args:
             num_drafted: nodes of all drafts.
@@ -150,7 +150,8 @@ class Scheduler:
             for place, grant in enumerate(plan.grants):
                 if grant.num_prefill_tokens < grant.request.num_to_prefill and not grant.is_decode:
                     grants = (*plan.grants[:place], self._lengthened(grant, unused), *plan.grants[place + 1 :])
-                    self._last_plan = replace(plan, grants=grants, rows_left=num_drafted)
+                    used = plan.prompt_rows + unused
+                    self._last_plan = replace(plan, grants=grants, rows_left=num_drafted, prompt_rows=used)
                     break
         return self._last_plan
 

@@ -194,11 +194,13 @@ class StepBuilder:
 
         Call it after `decode`, when a prompt is sure to get rows. In a full step every row takes its time, a prompt's
         as well as a draft's. The policy weighs a draft's tokens against that time, so drafts displace a prompt's rows
-        only where they save more time than these take. Does nothing where prompts do not fill the step, and when called
+        only where they save more time than these take. Does nothing unless one prompt fills the step by itself, which
+        can then take back what drafts do not use (`Scheduler.fill_up`), and when called
         again.
         """
         rows = self.rows_left
-        if self._early is None and self._decodes and self._prompts_fill(rows):
+        fills = any(request.num_to_prefill >= rows for request in self.prefilling)
+        if self._early is None and self._decodes and fills:
             batch = self._batch(rows, is_full=True)
             demand = self._asked(batch)
             self._early, self._draft_rows = (batch, demand), min(sum(demand.nodes), rows // 2)
@@ -217,9 +219,12 @@ class StepBuilder:
             batch = self._batch(sum([grant.num_prefill_tokens for grant in self._prefills]))
             demand = self._asked(batch)
         grants, preempted = (*self._grants(demand), *self._prefills), tuple(self._preempted)
+        prompt_rows = sum([grant.num_prefill_tokens for grant in self._prefills]) + self._attention_rows
         if self.config.num_lookahead_slots:
             self._look_ahead()
-        return StepPlan(grants, preempted, batch, copies=tuple(self._copies), rows_left=self.rows_left)
+        return StepPlan(
+            grants, preempted, batch, copies=tuple(self._copies), rows_left=self.rows_left, prompt_rows=prompt_rows
+        )
 
     def _batch(self, num_prefill_rows: int, is_full: bool = False) -> BatchStats:
         decodes = self._decodes
@@ -228,14 +233,6 @@ class StepBuilder:
 
     def _asked(self, batch: BatchStats) -> Demand:
         return Demand.of(self._decodes, self._length, self._branches, batch)
-
-    def _prompts_fill(self, rows: int) -> bool:
-        """Whether prompts without a chunk in this step have at least `rows` tokens left."""
-        for request in chain(self.prefilling, self.waiting):
-            rows -= request.num_to_prefill
-            if rows <= 0:
-                return True
-        return False
 
     def _grants(self, demand: Demand) -> list[Grant]:
         """A grant for every decode, with a draft budget as far as rows and pages allow."""

@@ -10,6 +10,7 @@ from operator import mul
 from typing import NamedTuple
 
 from paceline.speculation.best_draft import READING_MARGIN, best_prefix
+from paceline.speculation.full_step import prices_alone
 from paceline.speculation.prices import Prices
 from paceline.speculation.records import BatchStats, DraftStats
 
@@ -42,7 +43,7 @@ def best_alone(request: DraftStats, num_levels: int, whole: bool, prices: Prices
     rows, tokens = list(accumulate(rows, initial=first)), list(accumulate(tokens, initial=first))
     levels = [prices.draft_level(level, 1, context) for level in range(len(rows) - 1)]
     drafting = list(accumulate(levels, initial=0.0))
-    alone = _seconds([max(1.0, one) for one in rows], drafting, prices, context)
+    alone = _seconds([max(1.0, one) for one in rows], drafting, prices_alone(prices), context)
     seconds, prefill = alone, batch.num_prefill_rows
     if prefill:
         seconds = _seconds([prefill + one for one in rows], drafting, prices, context)

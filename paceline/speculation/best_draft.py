@@ -17,6 +17,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from paceline.speculation.full_step import prices_alone
 from paceline.speculation.prices import Prices
 from paceline.speculation.records import BatchStats, DraftStats
 from paceline.theory.round import Round, round_seconds
@@ -124,7 +125,7 @@ def worth_verifying(chances: Sequence[Sequence[float]], prices: Prices, batch: B
     seconds = _passes(range(first, first + len(tokens)), prices, batch.mean_context)
     alone = seconds
     if batch.num_prefill_rows:
-        alone = _passes(range(size, size + len(tokens)), prices, batch.mean_context)
+        alone = _passes(range(size, size + len(tokens)), prices_alone(prices), batch.mean_context)
     taken, rate = best_prefix(tokens, seconds, alone)
     counts = np.zeros(len(chances), np.int64)
     for _, request in nodes[:taken]:
@@ -210,7 +211,7 @@ def _down_to(depth: int, offers: Offers, prices: Prices, batch: BatchStats) -> _
     request, level = order // depth, order % depth
     decoded, context = batch.num_decodes + _running(rows[order]), batch.mean_context
     drafting = _drafting(level, offers, prices, context)
-    alone = np.array(_passes(np.maximum(1, decoded).tolist(), prices, context)) + drafting
+    alone = np.array(_passes(np.maximum(1, decoded).tolist(), prices_alone(prices), context)) + drafting
     all_rows, seconds = decoded, alone
     if batch.num_prefill_rows:
         all_rows = decoded + batch.num_prefill_rows

@@ -113,7 +113,7 @@ class StepOutcome:
         seconds: of each phase.
         is_complete: False when the pass or a request's verification failed, so that some rows that took time are not
             in `requests`.
-        full_rows: rows of the step where prompts filled it, their attention counted as rows; else 0.
+        prompt_rows: rows of prompts, and as many more as their attention takes time, where one filled the step; else 0.
     """
 
     requests: list[RequestOutcome] = field(default_factory=list)
@@ -121,7 +121,7 @@ class StepOutcome:
     mean_context: float = 0.0
     seconds: StepSeconds = field(default_factory=StepSeconds)
     is_complete: bool = True
-    full_rows: int = 0
+    prompt_rows: int = 0
 
     @property
     def num_decodes(self) -> int:

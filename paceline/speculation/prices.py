@@ -53,8 +53,8 @@ class Prices(Protocol):
         """Cost of a target pass over `rows` rows with a mean of `context` tokens in the cache before each."""
         ...
 
-    def filled(self, rows: float, context: float = 0.0) -> float:
-        """Cost of a pass over `rows` rows, most of them a prompt's."""
+    def prompt_row(self) -> float:
+        """Cost of a row of a prompt in a step that it fills."""
         ...
 
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
@@ -76,6 +76,12 @@ def _a_price(field: str, seconds: float, above_zero: bool = False) -> float:
         return seconds
     remedy = "give a function whose value is a finite number, " + ("above 0" if above_zero else "0 or more")
     raise InvalidParameter(field, f"a price of {seconds} seconds", remedy)
+
+
+def _row_of_many(passes: PassSeconds) -> float:
+    """What a row adds to a pass of many; at least 0."""
+    few, many = _MANY_ROWS
+    return max(0.0, passes(many, 0.0) - passes(few, 0.0)) / (many - few)
 
 
 class FixedPrices:
@@ -102,9 +108,9 @@ class FixedPrices:
         """See `Prices`."""
         return _a_price("target", self._target(rows, context), above_zero=True)
 
-    def filled(self, rows: float, context: float = 0.0) -> float:
-        """See `Prices`: as `target`."""
-        return self.target(rows, context)
+    def prompt_row(self) -> float:
+        """See `Prices`: of a large pass, by `target`."""
+        return _row_of_many(self.target)
 
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
         """See `Prices`."""
@@ -136,7 +142,7 @@ class LearnedPrices:
         self._ahead = LearnedPass(passes.prior, _AHEAD, _AHEAD) if hides_host else None
         self._in_a_row, self._has_drafted = 0, False
         self._besides = MovingAverage(0.0)
-        self._filled = MovingAverage(1.0)
+        self._prompt_row = MovingAverage(1.0)
         self._asked: dict[tuple[float, float], float] = {}
 
     def target(self, rows: float, context: float = 0.0) -> float:
@@ -146,9 +152,9 @@ class LearnedPrices:
             seconds = self._asked[rows, context] = self.passes(rows, context) + self._besides.value
         return seconds
 
-    def filled(self, rows: float, context: float = 0.0) -> float:
-        """See `Prices`: `target` times a learned factor, as most rows have no logits, and some a long context."""
-        return self.passes(rows, context) * self._filled.value + self._besides.value
+    def prompt_row(self) -> float:
+        """See `Prices`: that of a large pass of decodes, times a learned factor."""
+        return _row_of_many(self.passes) * self._prompt_row.value
 
     def undrafted(self, rows: float, context: float = 0.0) -> float:
         """Cost of one of many steps in a row of as many requests, without drafts and prefill rows."""
@@ -168,11 +174,13 @@ class LearnedPrices:
     def observe(self, step: StepOutcome) -> None:
         """Learn the cost of passes from complete steps, and that of drafts from every step.
 
-        Steps with prefill rows teach nothing but what passes take that prompts fill.
+        Steps with prefill rows teach nothing but what a row of a prompt takes, where one filled the step.
         """
         self._asked.clear()
-        if step.full_rows and step.is_complete:
-            self._filled.learn(step.seconds.verifying / self.passes(step.full_rows, step.mean_context))
+        if step.prompt_rows and step.is_complete and self.passes.num_passes:
+            others = self.passes(step.num_decodes + step.num_draft_tokens, step.mean_context)
+            row, usual = (step.seconds.verifying - others) / step.prompt_rows, _row_of_many(self.passes)
+            self._prompt_row.learn(max(0.0, row) / usual if usual > 0 else 1.0)
         if step.only_decodes and step.is_complete:
             rows = step.num_decodes + step.num_draft_tokens
             seconds, besides = step.seconds.verifying, step.seconds.scheduling + step.seconds.committing
@@ -280,8 +288,7 @@ class LearnedDraft:
         """See `Prices.reading`: the cost of as many rows of a large target pass, times `cost_ratio`."""
         if self._traits.chooses or not self._traits.reads:
             return 0.0
-        few, many = _MANY_ROWS
-        return num_tokens * self._traits.cost_ratio * (self._passes(many, 0.0) - self._passes(few, 0.0)) / (many - few)
+        return num_tokens * self._traits.cost_ratio * _row_of_many(self._passes)
 
     def observe_step(self, asked: list[RequestOutcome], seconds: float, context: float) -> None:
         """Learn from a step: its requested drafts took `seconds`, excluding those of `StepSeconds.chosen`."""

@@ -270,7 +270,7 @@ class BatchStats:
         num_prefill_rows: rows of prefill chunks, if nothing is drafted.
         rows_left: rows available to all drafts together.
         mean_context: tokens in the cache before a decode's row, on average.
-        is_full: the chunks take all rows that drafts leave them, so each row of a draft displaces one of a prompt.
+        is_full: a prompt takes all rows that drafts leave it, so each row of a draft displaces one of that prompt.
     """
 
     num_decodes: int = 1

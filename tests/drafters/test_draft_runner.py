@@ -14,6 +14,7 @@ from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.rows import Part, build_rows
 from paceline.sampling import CounterRandomness, Warper
+from paceline.speculation.records import BatchStats
 from paceline.types import SamplingParams
 from tests.fakes import RandomCheckpoint, small_config, tell
 
@@ -211,7 +212,7 @@ def test_a_text_that_was_read_along_with_its_prompt_is_drafted_for_as_any(model)
     drafter, rows = DraftModel(model, 32), []
     compute = drafter.runner._forward
     drafter.runner._forward = lambda parts: rows.append(sum(len(part.tokens) for part in parts)) or compute(parts)
-    assert [drafter.read(chunk(end)) for end in (16, 32, 48)] == [16, 32, 48]
+    assert [drafter.read_along(chunk(end)) for end in (16, 32, 48)] == [16, 32, 48]
     tell(drafter, "r", LONG)
     [tree] = drafter.propose([context(LONG)])
     assert (tree.tokens, tree.parents) == (expected.tokens, expected.parents)
@@ -219,11 +220,17 @@ def test_a_text_that_was_read_along_with_its_prompt_is_drafted_for_as_any(model)
     assert assert_cache_is_that_of_a_fresh_prefill(drafter.runner, model, "r", LONG) == 50
 
 
+def test_as_much_is_read_as_a_step_may_have_computed(model):
+    """In passes of 20 rows."""
+    drafter = DraftModel(model, 32, max_prefill_rows=20)
+    assert drafter.read_along(replace(chunk(48), batch=BatchStats(1, num_prefill_rows=45))) == 45
+
+
 def test_a_pass_reads_so_many_tokens_and_a_pool_as_many_as_its_slowest_model(model):
     drafter = SpecInfer([model, model], [(2,), (1,)], 32, max_prefill_rows=20)
-    assert [drafter.read(chunk(end)) for end in (45, 45, 45)] == [20, 40, 45]
+    assert [drafter.read_along(chunk(end)) for end in (45, 45, 45)] == [20, 40, 45]
     drafter.runners[1].read = lambda context: 7
-    assert drafter.read(chunk(48)) == 7
+    assert drafter.read_along(chunk(48)) == 7
 
 
 def test_what_does_not_fit_is_not_read(model):
@@ -234,6 +241,7 @@ def test_what_does_not_fit_is_not_read(model):
     assert runner.read(chunk(16, LONG * 2, "t")) == 0, (
         "nothing will be drafted for a text that is longer than the cache"
     )
+    assert runner.read(chunk(70, LONG * 2, "r")) == 0, "it has said much since, and waits again"
     runner.release("s")
     assert runner.read(chunk(32)) == 32
     runner.pages.check_integrity()

@@ -1,15 +1,22 @@
 """Drafters that compute texts: they do so while prompts are prefilled, where it pays, at a price of its own."""
 
+import warnings
+
 import pytest
 
 from paceline.drafters.base import BaseDrafter
 from paceline.engine.guarded_policy import GuardedPolicy
 from paceline.errors import DrafterWarning, PolicyWarning
+from paceline.evaluation import draft_traces
+from paceline.evaluation.advise.rehearsal import Observer
+from paceline.evaluation.audit.recorder import Recorder
 from paceline.sampling import TokenTree
-from paceline.speculation.policies import Around, Goodput, LengthPolicy
-from paceline.speculation.prices import FixedPrices
+from paceline.speculation.policies import Around, Cascade, Fixed, Goodput, LengthPolicy, WhereFaster
+from paceline.speculation.prices import FixedPrices, LearnedPass, LearnedPrices
 from paceline.speculation.records import BatchStats, DraftStats
 from paceline.speculation.traits import DrafterTraits
+from paceline.training.online.recorded import Recorded
+from paceline.training.online.ring import ServedRing
 from paceline.types import SamplingParams
 from tests.engine.conftest import run_all
 
@@ -26,7 +33,7 @@ class Reader(BaseDrafter):
     def __init__(self, refuses=None):
         self.read_so_far, self.refuses = [], refuses
 
-    def read(self, context):
+    def read_along(self, context):
         if context.request_id == self.refuses:
             raise RuntimeError("no more")
         assert (context.num_prompt_tokens, context.budget) == (70, 0)
@@ -67,9 +74,9 @@ def test_seconds_of_reading_are_not_the_price_of_drafts(engine_for):
     clock, steps = Clock(), []
 
     class Slow(Reader):
-        def read(self, context):
+        def read_along(self, context):
             clock.now += 5.0
-            return super().read(context)
+            return super().read_along(context)
 
     engine = engine_for(DRAFT, Slow(), clock, max_num_batched_tokens=16)
     engine.prices.observe = steps.append
@@ -127,4 +134,50 @@ def test_a_drafter_that_reads_nothing_is_not_asked(engine_for):
             return [TokenTree()] * len(contexts)
 
     engine = engine_for(DRAFT, Plain(), max_num_batched_tokens=16)
-    assert run_all(engine, PROMPTS, PARAMS)[0].token_ids
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run_all(engine, PROMPTS, PARAMS)[0].token_ids
+
+
+@pytest.mark.parametrize(("max_tokens", "reads"), [(1, False), (2, False), (3, True)])
+def test_nothing_is_read_for_a_request_that_cannot_draft(engine_for, max_tokens, reads):
+    """With two tokens left, the first comes from the prompt and the last from the target."""
+    drafter = Reader()
+    run_all(engine_for(DRAFT, drafter, max_num_batched_tokens=16), PROMPTS[:1], SamplingParams(max_tokens=max_tokens))
+    assert bool(drafter.read_so_far) == reads
+
+
+def test_policies_that_draft_nothing_now_have_nothing_read():
+    request, batch = DraftStats(num_left=100, num_unread=500), BatchStats(3, 100)
+    assert Fixed(2).reads_along(request, batch) and not Fixed(0).reads_along(request, batch)
+    assert not Goodput(FixedPrices(lambda rows, _context: 1.0), max_length=0).reads_along(request, batch)
+    cascade = Cascade()
+    assert cascade.reads_along(request, batch) == (cascade.length > 0)
+    faster = WhereFaster(Goodput(FixedPrices(lambda rows, _context: 1.0)), LearnedPrices(LearnedPass(lambda *_: 1.0)))
+    assert faster.reads_along(request, batch)
+    faster._way(4).drafts = False
+    assert not faster.reads_along(request, batch)
+
+
+class Noting(BaseDrafter):
+    def __init__(self):
+        self.contexts = []
+
+    def read_along(self, context):
+        self.contexts.append(context)
+        return 7
+
+
+WRAPPERS = {
+    "audit": lambda inner, _: Recorder(inner),
+    "advise": lambda inner, _: Observer(inner, lambda: 0.0),
+    "traces": lambda inner, _: draft_traces._Recorder(inner),
+    "online": lambda inner, path: Recorded(inner, ServedRing(path, (0,))),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_a_wrapper_reads_what_the_wrapped_drafter_reads(wrap, tmp_path):
+    reader, context = Noting(), object()
+    assert wrap(reader, tmp_path / "kept").read_along(context) == 7 and reader.contexts == [context]
+    assert wrap(BaseDrafter(), tmp_path / "none").read_along(context) == 0

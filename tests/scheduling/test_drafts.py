@@ -1,5 +1,7 @@
 """Drafts in a step: who gets which part of the rows, how deep they may be, who is looked at, and what is learned."""
 
+from math import inf
+
 import pytest
 
 from paceline.scheduling import PagePool, RequestState, Scheduler, SchedulerConfig, StepResult
@@ -95,6 +97,37 @@ def test_a_policy_is_told_once_whether_its_drafts_displace_rows_of_a_prompt():
     plan = fake.scheduler.schedule(1.0)
     assert chunk_and_drafts(plan) == (18, [6, 6])
     assert policy.batches == [BatchStats(2, 18, 12, 2.0)]
+
+
+@pytest.mark.parametrize(("num_rows", "chunks", "drafts"), [(60, 49, [5, 4]), (90, 80, [4, 4])])
+def test_no_row_is_lost_beside_short_prompts(num_rows, chunks, drafts):
+    """Thirty of twenty tokens wait, for six seats. With 60 rows only the last that is admitted leaves some of its rows,
+    and can take them back; with 90 there are rows for four prompts and for drafts."""
+    policy = Asked(6)
+    fake = engine(policy, max_num_batched_tokens=num_rows, max_num_seqs=6)
+    for name in "ab":
+        fake.add(request(name, max_tokens=100))
+    fake.step()
+    for number in range(30):
+        fake.add(request(str(number), 20))
+    policy.batches.clear()
+    plan = fake.scheduler.schedule(1.0)
+    assert chunk_and_drafts(plan) == (chunks, drafts)
+    assert policy.batches == [plan.batch] and plan.batch.is_full == (num_rows == 60)
+    assert fake.scheduler.fill_up(0).num_prefill_rows == min(80, num_rows - 2)
+
+
+@pytest.mark.parametrize("balanced_context", [inf, 40.0])
+def test_all_rows_of_a_step_are_used_and_said(balanced_context):
+    """Whatever is drafted, while a long prompt is read; rows of its attention are counted."""
+    fake, _ = beside_a_prompt(400, balanced_context=balanced_context)
+    while fake.scheduler._requests["long"].num_computed < 330:
+        fake.step()
+        plan = fake.scheduler._last_plan
+        drafted = sum([commit.outcome.num_draft_tokens for commit in fake.commits[-3:]])
+        assert plan.prompt_rows + 2 + drafted == 32
+        assert plan.num_prefill_rows <= plan.prompt_rows
+        assert (plan.num_prefill_rows < plan.prompt_rows) == (balanced_context < inf and plan.grants[-1].start > 0)
 
 
 def test_a_prompt_that_cannot_be_admitted_leaves_the_price_of_drafts_as_it_is():

@@ -83,7 +83,7 @@ class HeadDrafter:
         grow_all(runners, [growth for growth in growths if growth.context.request_id not in chains])
         return [chains.get(growth.context.request_id) or growth.tree() for growth in growths]
 
-    def read(self, context: DraftContext) -> int:
+    def read_along(self, context: DraftContext) -> int:
         """See `ReadingDrafter`; heads without a cache of their own read nothing."""
         return self.runner.read(self._own(context)) if isinstance(self.runner, PagedRunner) else 0
 

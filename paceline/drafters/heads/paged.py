@@ -53,12 +53,14 @@ class PagedRunner:
 
     def read(self, context: DraftContext) -> int:
         """See `ReadingDrafter`; nothing is read where pages are missing, or of a text that is too long to draft for."""
-        if context.num_prompt_tokens >= min(self.states.max_positions, self._most):
+        if max(context.num_prompt_tokens, len(context.token_ids)) >= min(self.states.max_positions, self._most):
             return 0
         keys = self.key_of(context.token_ids)
         kept = self.pages.recall(context.request_id, keys, context.salt)
         if len(kept.tokens) < len(keys) and self.pages.extend(kept, len(keys), ()):
-            self.compute(context, kept, min(len(keys), len(kept.tokens) + self._max_rows))
+            end = min(len(keys), len(kept.tokens) + max(self._max_rows, context.batch.num_prefill_rows))
+            while len(kept.tokens) < end:
+                self.compute(context, kept, min(end, len(kept.tokens) + self._max_rows))
             self.pages.share(kept)
         return len(kept.tokens)
 

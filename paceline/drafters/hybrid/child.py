@@ -57,9 +57,9 @@ class Child:
         """See `Prices`."""
         return self._prices.target(rows, context)
 
-    def filled(self, rows: float, context: float = 0.0) -> float:
+    def prompt_row(self) -> float:
         """See `Prices`."""
-        return self._prices.filled(rows, context)
+        return self._prices.prompt_row()
 
     def draft_level(self, level: int, num_requests: int, context: float = 0.0) -> float:
         """See `Prices`; the cost of lookups is neglected."""

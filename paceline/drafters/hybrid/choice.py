@@ -52,7 +52,7 @@ class Request:
 
     Attributes:
         length: committed tokens when the waiting proposals were made.
-        num_read: by child, the length of the text when it was last asked.
+        num_read: by child, the length of the text when it was last asked, or as much as it read along with the prompt.
         num_tries: by child, consecutive trial drafts.
     """
 
@@ -132,9 +132,9 @@ class Choice:
             promised = (1 + PRIOR_RATE) / step.of[child][1]
         if promised <= worth:
             return False
-        num_said = len(context.token_ids) - context.num_prompt_tokens
+        num_said = max(0, len(context.token_ids) - context.num_prompt_tokens)
         saved = (1 / worth - 1 / promised) * tokens_to_come(num_said, context.params.max_tokens - num_said)
-        unread = len(context.token_ids) - request.num_read.get(child, 0)
+        unread = max(len(context.token_ids), context.num_prompt_tokens) - request.num_read.get(child, 0)
         reading = step.size * self._children[child].reading(unread) / step.plain_seconds
         return saved > READING_MARGIN * reading
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from paceline.drafters.base import DraftContext
+from paceline.drafters.base import DraftContext, read_along
 from paceline.drafters.hybrid.child import Child, make_child
 from paceline.drafters.hybrid.choice import NO_PART, NOTHING, Choice, Plan, Proposal, Request
-from paceline.drafters.hybrid.step import Apart, StepPrices
+from paceline.drafters.hybrid.step import LONGEST, Apart, StepPrices
 from paceline.drafters.hybrid.union import by_chance
 from paceline.drafters.services import DraftServices
 from paceline.drafters.track_record import TrackRecord
@@ -77,6 +77,8 @@ class Hybrid:
         self.chosen_seconds = 0.0
         self._rates = {at: DraftRates() for at in self._models}
         self._requests: dict[str, Request] = {}
+        self._read: dict[str, dict[int, int]] = {}
+        """Of requests that do not decode yet, by child, the tokens that it has read."""
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """One tree per context."""
@@ -97,6 +99,17 @@ class Hybrid:
             self._ask(child, asked, step)
         return [self._joined(request, plan, step) for (_, request), plan in zip(work, plans, strict=True)]
 
+    def read_along(self, context: DraftContext) -> int:
+        """See `ReadingDrafter`: the child that would draft, if the request decoded already, reads the text."""
+        decoding = replace(context, budget=self.traits.natural_budget, max_depth=LONGEST)
+        known = self._read.setdefault(context.request_id, {})
+        request = Request([self._record(child) for child in range(len(self._children))], num_read=dict(known))
+        child = self._choice.plan(decoding, request, StepPrices(self._children, [decoding])).drawing
+        if child is None:
+            return 0
+        known[child] = read_along(self._children[child].drafter, context)
+        return known[child]
+
     def observe(self, outcome: RequestOutcome) -> None:
         """Update the children's records from the committed tokens, and pass the outcome on to every child."""
         request = self._requests.get(outcome.request_id)
@@ -105,19 +118,24 @@ class Hybrid:
         for child in self._children:
             child.drafter.observe(outcome)
         if outcome.finished:
-            self._requests.pop(outcome.request_id, None)
+            self._forget(outcome.request_id)
 
     def release(self, request_id: str) -> None:
         """Forget a request, here and in every child."""
-        self._requests.pop(request_id, None)
+        self._forget(request_id)
         for child in self._children:
             child.drafter.release(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+        self._read.pop(request_id, None)
 
     def _begin(self, context: DraftContext) -> Request:
         request = self._requests.get(context.request_id)
         if request is None or request.length > len(context.token_ids):
             records = [self._record(child) for child in range(len(self._children))]
-            request = self._requests[context.request_id] = Request(records)
+            num_read = self._read.pop(context.request_id, {})
+            request = self._requests[context.request_id] = Request(records, num_read=num_read)
         request.length, request.waiting = len(context.token_ids), []
         return request
 

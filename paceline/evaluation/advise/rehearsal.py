@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
-from paceline.drafters.base import DraftContext, Drafter
+from paceline.drafters.base import DraftContext, Drafter, read_along
 from paceline.engine.engine import Engine
 from paceline.engine.llm import LLM
 from paceline.evaluation.advise.replay import Text
@@ -99,6 +99,10 @@ class Observer:
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """See `Drafter`."""
         return self.inner.propose(contexts)
+
+    def read_along(self, context: DraftContext) -> int:
+        """See `ReadingDrafter`."""
+        return read_along(self.inner, context)
 
     def observe(self, outcome: RequestOutcome) -> None:
         """See `Drafter`."""

@@ -3,7 +3,7 @@ requests whose drafters may know it."""
 
 from collections.abc import Sequence
 
-from paceline.drafters.base import DraftContext, Drafter
+from paceline.drafters.base import DraftContext, Drafter, read_along
 from paceline.sampling.law import Law
 from paceline.sampling.randomness import ROOT, Randomness
 from paceline.sampling.tree import TokenTree
@@ -28,6 +28,10 @@ class Recorder:
         for context, tree in zip(contexts, trees, strict=True):
             self.note(context, tree)
         return trees
+
+    def read_along(self, context: DraftContext) -> int:
+        """See `ReadingDrafter`."""
+        return read_along(self.inner, context)
 
     def note(self, context: DraftContext, tree: TokenTree) -> None:
         """Record the part of a proposal that is verified."""

@@ -61,6 +61,10 @@ class GoodputByNode(Goodput):
             for request in requests
         ]
 
+    def reads_along(self, request: DraftStats, batch: BatchStats) -> bool:
+        """True: what its drafts are worth is known to the drafter itself."""
+        return True
+
     def trim(
         self, chances: Sequence[Sequence[float]], requests: Sequence[DraftStats], batch: BatchStats
     ) -> Sequence[int]:

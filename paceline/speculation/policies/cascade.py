@@ -77,6 +77,10 @@ class Cascade(LengthPolicy):
         """The current K."""
         return [min(self._length, self._max_length)] * len(requests)
 
+    def reads_along(self, request: DraftStats, batch: BatchStats) -> bool:
+        """Whether K is above 0 now."""
+        return self._length > 0
+
     def observe(self, step: StepOutcome) -> None:
         """Count a step without prefill rows, by the requests that did not draft for themselves, as no phase decides on
         those drafts; start the next phase or trial when this one's steps are done."""

@@ -19,3 +19,7 @@ class Fixed(LengthPolicy):
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
         """The same number at every step."""
         return [self.num_draft_tokens] * len(requests)
+
+    def reads_along(self, request: DraftStats, batch: BatchStats) -> bool:
+        """Whether it drafts at all."""
+        return self.num_draft_tokens > 0

@@ -184,6 +184,8 @@ class Goodput(LengthPolicy):
 
     def reads_along(self, request: DraftStats, batch: BatchStats) -> bool:
         """Whether the request would draft at once, if it decoded beside those that do."""
+        if not self.max_length:
+            return False
         decoding = BatchStats(batch.num_decodes + 1, mean_context=batch.mean_context)
         return best_alone(request, self.max_length, self.whole, self.prices, decoding).levels > 0
 

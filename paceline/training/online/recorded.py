@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from paceline.config import SpeculativeConfig
-from paceline.drafters.base import ChoosingDrafter, DraftContext, Drafter
+from paceline.drafters.base import ChoosingDrafter, DraftContext, Drafter, read_along
 from paceline.drafters.registry import make_drafter, resolve_drafter
 from paceline.drafters.services import DraftServices
 from paceline.errors import DrafterWarning, InvalidParameter, PacelineError, warn_safely
@@ -66,10 +66,9 @@ class Recorded:
         """The proposals of the wrapped drafter."""
         return self._drafter.propose(contexts)
 
-    def read(self, context: DraftContext) -> int:
-        """See `ReadingDrafter`; a drafter that need not read a text reads nothing."""
-        read = getattr(self._drafter, "read", None)
-        return 0 if read is None else read(context)
+    def read_along(self, context: DraftContext) -> int:
+        """See `ReadingDrafter`."""
+        return read_along(self._drafter, context)
 
     def observe(self, outcome: RequestOutcome) -> None:
         """Keep the states of the step; when the request has finished, store its text and states."""

@@ -159,6 +159,45 @@ def test_a_long_prompt_is_not_read_for_a_short_answer():
     assert not asked(4000, 2000, 2100)
 
 
+class Reading(Fixed):
+    """Reads along, and notes how much."""
+
+    def __init__(self, tokens):
+        super().__init__(tokens, drawn=True)
+        self.num_read = []
+
+    def read_along(self, context):
+        self.num_read.append(len(context.token_ids))
+        return len(context.token_ids)
+
+
+def read_along(hybrid, num_prompt, max_tokens, num_computed=128):
+    text = replace(context([0] * num_computed), num_prompt_tokens=num_prompt, budget=0, max_depth=0)
+    return hybrid.read_along(replace(text, params=SamplingParams(max_tokens=max_tokens)))
+
+
+def test_the_child_that_would_draft_reads_a_prompt_along():
+    model = Reading([7] * 8)
+    hybrid = pair(Sure([], 0.0), model, 0.2)
+    assert read_along(hybrid, 200, 128) == 128 and model.num_read == [128]
+    assert not hybrid._requests, "it does not decode yet: what it says later is nothing that a child left unproposed"
+    assert asked(200, 0, 128, hybrid) and hybrid._requests["r"].num_read == {0: 200, 1: 200} and not hybrid._read
+
+
+def test_what_was_read_along_need_not_pay_any_more():
+    """Few tokens are to follow, which do not pay for 4000 that would have to be read, but for 72 of them."""
+    model = Reading([7] * 8)
+    hybrid = pair(Sure([], 0.0), model, 0.2)
+    assert not asked(4000, 0, 4000, pair(Sure([], 0.0), model, 0.2))
+    assert read_along(hybrid, 4000, 4000) == 0 and not model.num_read, "a beginning of a prompt is not worth more"
+    hybrid._read["r"] = {1: 3928}
+    assert asked(4000, 0, 4000, hybrid)
+
+
+def test_a_child_that_does_not_read_along_is_left_alone():
+    assert read_along(pair(Sure([], 0.0), Fixed([7] * 8, drawn=True), 0.2), 200, 128) == 0
+
+
 class Unsure(Fixed):
     """A chain whose every token its model gives `chance`; drafts while it is told to go on."""
 
@@ -244,6 +283,10 @@ def test_requests_are_forgotten_everywhere():
     step(hybrid, [0], [1])
     tell(hybrid, "r", [0, 1, 2], finished=True)
     assert not hybrid._requests
+    for forget in (lambda: hybrid.release("r"), lambda: tell(hybrid, "r", [0], finished=True)):
+        hybrid._read["r"] = {1: 5}
+        forget()
+        assert not hybrid._read
 
 
 def test_a_request_that_comes_back_shorter_begins_anew():

@@ -173,8 +173,8 @@ def differs(kernel, constants, capability: int) -> bool:
 
 
 def form(kernel, constants) -> tuple:
-    """What a kernel is apart from the sizes of its tile and from what it does with its sums: one of a form shows how all
-    of it differ on another GPU."""
+    """What a kernel is apart from the sizes of its tile and from what it does with its sums: one of a form shows how
+    all of it differ on another GPU."""
     switches = ((name, bool(value)) for name, value in constants.items() if not name.startswith(("BLOCK", *SUMMED)))
     return kernel, *sorted(switches)
 
