@@ -50,7 +50,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Decodes come first, then prefill chunks, each in scheduling order.
+    """One step. Decodes come first, in scheduling order, then prefill chunks, in the order in which they got rows.
 
     Attributes:
         preempted: requests that lost their pages; they wait again and will be recomputed.

@@ -14,8 +14,9 @@ class StallFree:
 
     Beyond the paper: the first prefill is sure of half of these rows only, as far as there are others. So a long prompt
     does not keep short ones waiting until its end, and it takes at most twice as long for them. And beside decodes rows
-    late in a long prompt count as several, for the time of their attention (`StepBuilder.prefill_in_time`). And prompts
-    leave rows for drafts that save more time than these rows take (`StepBuilder.leave_rows_for_drafts`).
+    late in a long prompt count as several, for the time of their attention (`StepBuilder.prefill_in_time`). A prompt
+    that fills the step leaves rows for drafts that save more time than these rows take
+    (`StepBuilder.leave_rows_for_drafts`).
     """
 
     def fill(self, step: StepBuilder) -> None:
