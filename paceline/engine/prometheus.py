@@ -47,6 +47,22 @@ def prometheus_text(metrics: EngineMetrics, model_name: str) -> bytes:
     Raises:
         InvalidParameter: prometheus-client is not installed.
     """
+    return _text(_Families(metrics, model_name))
+
+
+def gauges_text(values: Mapping[str, tuple[str, float]], model_name: str) -> bytes:
+    """Gauges in Prometheus text format.
+
+    Args:
+        values: name to (what it measures, value).
+
+    Raises:
+        InvalidParameter: prometheus-client is not installed.
+    """
+    return _text(_Gauges(values, model_name))
+
+
+def _text(families: "_Families | _Gauges") -> bytes:
     try:
         from prometheus_client import CollectorRegistry, generate_latest
     except ModuleNotFoundError:
@@ -54,8 +70,24 @@ def prometheus_text(metrics: EngineMetrics, model_name: str) -> bytes:
         raise InvalidParameter("metrics", problem, "pip install 'paceline[serve]'") from None
 
     registry = CollectorRegistry()
-    registry.register(_Families(metrics, model_name))  # type: ignore[arg-type]
+    registry.register(families)  # type: ignore[arg-type]
     return generate_latest(registry)
+
+
+class _Gauges:
+    """A Prometheus collector over values."""
+
+    def __init__(self, values: Mapping[str, tuple[str, float]], model_name: str) -> None:
+        self._values, self._model = values, model_name
+
+    def collect(self) -> "list[Metric]":
+        from prometheus_client.core import GaugeMetricFamily
+
+        families = []
+        for name, (meaning, value) in self._values.items():
+            families.append(gauge := GaugeMetricFamily(PREFIX + name, _sentence(meaning), labels=["model_name"]))
+            gauge.add_metric([self._model], value)
+        return families
 
 
 class _Families:
@@ -103,5 +135,8 @@ def _cumulative(histogram: Histogram) -> list[tuple[str, float]]:
 
 
 def _describe(name: str) -> str:
-    meaning = MEANINGS[name]
+    return _sentence(MEANINGS[name])
+
+
+def _sentence(meaning: str) -> str:
     return f"{meaning[0].upper()}{meaning[1:]}."

@@ -195,8 +195,7 @@ class StepBuilder:
         Call it after `decode`, when a prompt is sure to get rows. In a full step every row takes its time, a prompt's
         as well as a draft's. The policy weighs a draft's tokens against that time, so drafts displace a prompt's rows
         only where they save more time than these take. Does nothing unless one prompt fills the step by itself, which
-        can then take back what drafts do not use (`Scheduler.fill_up`), and when called
-        again.
+        can then take back what drafts do not use (`Scheduler.fill_up`), and when called again.
         """
         rows = self.rows_left
         fills = any(request.num_to_prefill >= rows for request in self.prefilling)

@@ -17,6 +17,7 @@ import numpy as np
 
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.engine.engine import Engine
+from paceline.engine.prometheus import gauges_text
 from paceline.errors import InvalidParameter
 from paceline.evaluation.audit.betting import Bets
 from paceline.evaluation.audit.identity import trades_invariance
@@ -181,12 +182,12 @@ class LiveAudit:
     def prometheus_text(self, model: str) -> bytes:
         """Wealth and counts in Prometheus' text format."""
         values = {
-            "audit_log_wealth": self.bets.log_e, "audit_peak_log_wealth": self.bets.peak,
-            "audit_tokens": self.bets.num_tokens, "audit_drafted_tokens": self.bets.num_drafted,
-            "audit_answers": self.num_answers, "audit_lossy": int(self.is_lossy),
-        }  # fmt: skip
-        lines = [
-            f'# TYPE paceline:{name} gauge\npaceline:{name}{{model_name="{model}"}} {max(-1e9, min(1e9, value))}\n'
-            for name, value in values.items()
-        ]
-        return "".join(lines).encode()
+            "audit_log_wealth": ("logarithm of the evidence that drafts change the text", self.bets.log_e),
+            "audit_peak_log_wealth": ("largest logarithm of that evidence so far", self.bets.peak),
+            "audit_tokens": ("tokens of audited answers", self.bets.num_tokens),
+            "audit_drafted_tokens": ("tokens among them for which something was drafted", self.bets.num_drafted),
+            "audit_answers": ("audited answers", self.num_answers),
+            "audit_lossy": ("1 where the evidence says that the text is not the target's, else 0", int(self.is_lossy)),
+        }
+        bounded = {name: (meaning, max(-1e9, min(1e9, value))) for name, (meaning, value) in values.items()}
+        return gauges_text(bounded, model)

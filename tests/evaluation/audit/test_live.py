@@ -48,7 +48,9 @@ def test_answers_are_bet_on_when_nothing_runs(served, tmp_path):
     assert audit.bets.num_drafted > 5
     assert not audit.is_lossy
     assert read_bets(ledger, "k").num_tokens == audit.bets.num_tokens
-    assert b'paceline:audit_tokens{model_name="m"} 171' in audit.prometheus_text("m")
+    lines = audit.prometheus_text('my "m"').decode().splitlines()
+    assert r'paceline:audit_tokens{model_name="my \"m\""} 171.0' in lines
+    assert len([line for line in lines if line.startswith("# HELP paceline:audit_")]) == 6
 
 
 def test_drafts_that_know_the_noise_do_not_make_a_server_lossy(served, tmp_path):
