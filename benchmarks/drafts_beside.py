@@ -26,6 +26,7 @@ from paceline import LLM, SamplingParams
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.build import build_engine, load
 from paceline.engine.engine import Engine
+from paceline.models.loaded import LoadedModel
 
 CHATS = (
     "Write a short story about a lighthouse keeper who finds a message in a bottle.",
@@ -42,7 +43,13 @@ def main() -> None:
     texts = [one["text"] for one in read_prompts(args.prompts)] if args.prompts else CHATS
     with LLM(args.model) as llm:
         chats = [prompt_ids(llm, text, raw=False) for text in texts]
-    results = {dtype: measure(dtype, chats, args) for dtype in args.dtypes}
+    results, longest = {}, {}
+    for dtype in args.dtypes:
+        config = EngineConfig(dtype=dtype, num_threads=args.threads, prefix_caching=False, max_model_len=8192)
+        loaded = load(args.model, config)
+        results[dtype] = measure(loaded, config, chats, args)
+        longest[dtype] = measure_first(loaded, config, chats[0], args)
+        loaded.model.close()
     rows = [
         [dtype, size, method, *figures.values()]
         for dtype, sizes in results.items() for size, methods in sizes.items() for method, figures in methods.items()
@@ -58,17 +65,16 @@ def main() -> None:
         "cost",
     ]
     show(f"{args.num_long} prompts of {args.long} tokens beside requests that decode", header, rows)
-    longest = {dtype: measure_first(dtype, chats[0], args) for dtype in args.dtypes}
     rows = [[dtype, method, *one.values()] for dtype, methods in longest.items() for method, one in methods.items()]
     header = ["dtype", "method", "first token, s", f"{FIRST - 1} more, s", "longest step, ms"]
     show(f"a prompt of {args.first} tokens whose request drafts at once", header, rows)
     finish({"long": args.long, "num_long": args.num_long, "beside": results, "first": longest})
 
 
-def measure(dtype: str, chats: list[list[int]], args: argparse.Namespace) -> dict[int, dict[str, dict[str, float]]]:
+def measure(
+    loaded: LoadedModel, config: EngineConfig, chats: list[list[int]], args: argparse.Namespace
+) -> dict[int, dict[str, dict[str, float]]]:
     """By number of requests and method: medians over the rounds."""
-    config = EngineConfig(dtype=dtype, num_threads=args.threads, prefix_caching=False, max_model_len=8192)
-    loaded = load(args.model, config)
     rng = np.random.default_rng(0)
     prompts = rng.integers(0, 8000, (args.num_long, args.long)).tolist()
     found: dict[int, dict[str, dict[str, float]]] = {}
@@ -81,7 +87,7 @@ def measure(dtype: str, chats: list[list[int]], args: argparse.Namespace) -> dic
                 one = beside(engine, list(islice(cycle(chats), size)), prompts)
                 if number:  # the first round warms up
                     figures.append(one)
-            console.print(f"{dtype}, {size} requests: round {number} of {args.rounds} done")
+            console.print(f"{config.dtype}, {size} requests: round {number} of {args.rounds} done")
         found[size] = {
             method: {name: median(one[name] for one in figures) for name in figures[0]}
             for method, figures in runs.items()
@@ -90,14 +96,13 @@ def measure(dtype: str, chats: list[list[int]], args: argparse.Namespace) -> dic
         for method, one in found[size].items():
             longer, gained = one["seconds"] - plain["seconds"], one["tokens"] - plain["tokens"]
             one["cost"] = float("nan") if method == "plain" else longer / max(1, gained) * one["alone"]
-    loaded.model.close()
     return found
 
 
-def measure_first(dtype: str, chat: list[int], args: argparse.Namespace) -> dict[str, dict[str, float]]:
+def measure_first(
+    loaded: LoadedModel, config: EngineConfig, chat: list[int], args: argparse.Namespace
+) -> dict[str, dict[str, float]]:
     """By method, in the second of two rounds: the first tokens after a prompt of `args.first` tokens."""
-    config = EngineConfig(dtype=dtype, num_threads=args.threads, prefix_caching=False, max_model_len=8192)
-    loaded = load(args.model, config)
     prompt = np.random.default_rng(1).integers(0, 8000, args.first).tolist()
     found = {}
     for method in args.drafts * 2:
@@ -114,7 +119,6 @@ def measure_first(dtype: str, chat: list[int], args: argparse.Namespace) -> dict
             num_before += not state.num_output_tokens
         first = sum(times[: num_before + 1])
         found[method] = {"first": first, "more": sum(times) - first, "longest": 1000 * max(times)}
-    loaded.model.close()
     return found
 
 

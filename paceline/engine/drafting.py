@@ -89,8 +89,11 @@ class Drafting:
         """
         if not can_read_along(self.drafter):
             return False
-        reading = [grant for grant in plan.grants if grant.num_prefill_tokens and grant.start > 1]
-        reading = [grant for grant in reading if self._should_read(grant.request, plan)]
+        reading = [
+            grant
+            for grant in plan.grants
+            if grant.num_prefill_tokens and grant.start > 1 and self._should_read(grant.request, plan)
+        ]
         for grant in reading:
             sample = live[grant.request.request_id]
             self._guarded(sample, self._read, grant, sample, plan)

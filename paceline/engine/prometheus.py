@@ -81,13 +81,7 @@ class _Gauges:
         self._values, self._model = values, model_name
 
     def collect(self) -> "list[Metric]":
-        from prometheus_client.core import GaugeMetricFamily
-
-        families = []
-        for name, (meaning, value) in self._values.items():
-            families.append(gauge := GaugeMetricFamily(PREFIX + name, _sentence(meaning), labels=["model_name"]))
-            gauge.add_metric([self._model], value)
-        return families
+        return _gauges(self._values, self._model)
 
 
 class _Families:
@@ -97,12 +91,10 @@ class _Families:
         self._metrics, self._model = metrics, model_name
 
     def collect(self) -> "list[Metric]":
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+        from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
-        metrics, families = self._metrics, []
-        for name, value in metrics.gauges().items():
-            families.append(gauge := GaugeMetricFamily(PREFIX + name, _describe(name), labels=["model_name"]))
-            gauge.add_metric([self._model], value)
+        metrics = self._metrics
+        families = _gauges({name: (MEANINGS[name], value) for name, value in metrics.gauges().items()}, self._model)
         for name, value in metrics.counters().items():
             families.append(counter := CounterMetricFamily(PREFIX + name, _describe(name), labels=["model_name"]))
             counter.add_metric([self._model], value)
@@ -124,6 +116,16 @@ class _Families:
         yield "spec_decode_acceptance_length", "tokens", sorted(metrics.emitted_per_draft.items())
         yield "rows", "kind", metrics.rows.items()
         yield "request_success", "finished_reason", sorted(metrics.finished.items())
+
+
+def _gauges(values: Mapping[str, tuple[str, float]], model_name: str) -> "list[Metric]":
+    from prometheus_client.core import GaugeMetricFamily
+
+    families: list[Metric] = []
+    for name, (meaning, value) in values.items():
+        families.append(gauge := GaugeMetricFamily(PREFIX + name, _sentence(meaning), labels=["model_name"]))
+        gauge.add_metric([model_name], value)
+    return families
 
 
 def _cumulative(histogram: Histogram) -> list[tuple[str, float]]:

@@ -48,6 +48,12 @@ class Grant:
         return self.num_prefill_tokens or 1 + self.draft_budget
 
 
+def chunk_of(request: RequestState, num_tokens: int) -> Grant:
+    """The next `num_tokens` tokens of a request's prefill, at most as many as are left."""
+    says_first = num_tokens == request.num_to_prefill and not request.num_output_tokens
+    return Grant(request, num_prefill_tokens=num_tokens, start=request.num_computed, needs_logits=says_first)
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. Decodes come first, in scheduling order, then prefill chunks, in the order in which they got rows.

@@ -43,6 +43,10 @@ class SchedulerConfig:
     num_lookahead_slots: int = 0
     balanced_context: float = inf
 
+    def rows_of(self, context: int) -> float:
+        """Rows that a token of a chunk counts as beside decodes, after `context` tokens: itself, and its attention."""
+        return 1 + context / self.balanced_context
+
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "tile"):
             value = getattr(self, name)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from paceline.errors import InvalidParameter, PromptTooLong
-from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult
+from paceline.scheduling.batch import Commit, Grant, StepPlan, StepResult, chunk_of
 from paceline.scheduling.config import SchedulerConfig
 from paceline.scheduling.pages import PagePool, extend_digests
 from paceline.scheduling.policies import make_policy
@@ -157,11 +157,8 @@ class Scheduler:
 
     def _lengthened(self, grant: Grant, num_rows: int) -> Grant:
         """A chunk beside decodes that takes about `num_rows` rows longer; see `StepBuilder.prefill_in_time`."""
-        request, chunk = grant.request, grant.num_prefill_tokens
-        more = int(num_rows / (1 + request.num_computed / self.config.balanced_context))
-        chunk = min(request.num_to_prefill, chunk + more)
-        says_first = chunk == request.num_to_prefill and not request.num_output_tokens
-        return replace(grant, num_prefill_tokens=chunk, needs_logits=says_first)
+        request, more = grant.request, int(num_rows / self.config.rows_of(grant.start))
+        return chunk_of(request, min(request.num_to_prefill, grant.num_prefill_tokens + more))
 
     def _expire(self, now: float) -> Iterator[RequestState]:
         while self._deadlines and self._deadlines[0][0] <= now:

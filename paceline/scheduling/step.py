@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain, repeat
 
-from paceline.scheduling.batch import Grant, StepPlan
+from paceline.scheduling.batch import Grant, StepPlan, chunk_of
 from paceline.scheduling.config import SchedulerConfig
 from paceline.scheduling.draft_rows import Demand
 from paceline.scheduling.pages import PagePool, extend_digests
@@ -106,13 +106,9 @@ class StepBuilder:
 
     def prefill(self, request: RequestState, num_tokens: int) -> None:
         """Grant a chunk of at most `num_tokens` tokens; none for 0. Its pages were allocated at admission."""
-        left = request.num_to_prefill
-        chunk = min(num_tokens, left)
+        chunk = min(num_tokens, request.num_to_prefill)
         if chunk > 0:
-            says_first = chunk == left and not request.num_output_tokens
-            self._prefills.append(
-                Grant(request, num_prefill_tokens=chunk, start=request.num_computed, needs_logits=says_first)
-            )
+            self._prefills.append(chunk_of(request, chunk))
             self.num_rows += chunk
 
     def prefill_in_time(self, request: RequestState, num_rows: int) -> None:
@@ -127,12 +123,12 @@ class StepBuilder:
             return
         if num_rows <= 0:
             return
-        attention = request.num_computed / self.config.balanced_context
-        chunk = max(min(_LEAST_CHUNK, num_rows), int(num_rows / (1 + attention)))
+        each = self.config.rows_of(request.num_computed)
+        chunk = max(min(_LEAST_CHUNK, num_rows), int(num_rows / each))
         is_last = request.num_to_prefill <= chunk
         chunk = min(chunk, request.num_to_prefill)
         self.prefill(request, chunk)
-        self._attention_rows += min(int(chunk * attention), num_rows - chunk) if is_last else num_rows - chunk
+        self._attention_rows += min(int(chunk * (each - 1)), num_rows - chunk) if is_last else num_rows - chunk
 
     def admit(self, request: RequestState, reserve: bool = False) -> bool:
         """Admit a waiting request if `max_num_seqs` and the free pages allow it.
@@ -211,19 +207,20 @@ class StepBuilder:
         and are no deeper than the tokens that the request may still emit.
         """
         self._draft_rows = 0
+        prefill_rows = sum([grant.num_prefill_tokens for grant in self._prefills])
         if self._early is not None:
             batch, demand = self._early
             batch = replace(batch, num_decodes=len(self._decodes))  # one may have gone on since
         else:
-            batch = self._batch(sum([grant.num_prefill_tokens for grant in self._prefills]))
+            batch = self._batch(prefill_rows)
             demand = self._asked(batch)
         grants, preempted = (*self._grants(demand), *self._prefills), tuple(self._preempted)
-        prompt_rows = sum([grant.num_prefill_tokens for grant in self._prefills]) + self._attention_rows
         if self.config.num_lookahead_slots:
             self._look_ahead()
         return StepPlan(
-            grants, preempted, batch, copies=tuple(self._copies), rows_left=self.rows_left, prompt_rows=prompt_rows
-        )
+            grants, preempted, batch, copies=tuple(self._copies), rows_left=self.rows_left,
+            prompt_rows=prefill_rows + self._attention_rows,
+        )  # fmt: skip
 
     def _batch(self, num_prefill_rows: int, is_full: bool = False) -> BatchStats:
         decodes = self._decodes

@@ -13,7 +13,7 @@ class StallFree:
     had at least one row in the step in which it began to decode.
 
     Beyond the paper: the first prefill is sure of half of these rows only, as far as there are others. So a long prompt
-    does not keep short ones waiting until its end, and it takes at most twice as long for them. And beside decodes rows
+    does not keep short ones waiting until its end, and it takes at most twice as long for them. Beside decodes, rows
     late in a long prompt count as several, for the time of their attention (`StepBuilder.prefill_in_time`). A prompt
     that fills the step leaves rows for drafts that save more time than these rows take
     (`StepBuilder.leave_rows_for_drafts`).

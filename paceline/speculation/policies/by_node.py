@@ -11,6 +11,7 @@ from itertools import accumulate
 from paceline.speculation.best_draft import worth_verifying
 from paceline.speculation.full_step import prices_in
 from paceline.speculation.policies.goodput import Goodput
+from paceline.speculation.prices import Prices
 from paceline.speculation.records import BatchStats, DraftStats
 
 _USUAL_MEMORY, _FIRST_SAVING = 0.98, 2.0
@@ -74,18 +75,18 @@ class GoodputByNode(Goodput):
             for one, request in zip(chances, requests, strict=True)
         ]
         trusted = [[_TRUST * chance for chance in one] for one in corrected]
-        choice = worth_verifying(trusted, prices_in(batch, self.prices), batch)
+        prices = prices_in(batch, self.prices)
+        choice = worth_verifying(trusted, prices, batch)
         counts = choice.levels.tolist()
-        self._weigh(choice.seconds, counts, corrected, requests, batch)
+        self._weigh(prices, choice.seconds, counts, corrected, requests, batch)
         return counts
 
     def _weigh(
-        self, seconds: float, counts: list[int], chances: list[list[float]], requests: Sequence[DraftStats],
-        batch: BatchStats,
+        self, prices: Prices, seconds: float, counts: list[int], chances: list[list[float]],
+        requests: Sequence[DraftStats], batch: BatchStats,
     ) -> None:  # fmt: skip
         """Record each proposal's expected saving in seconds: its tokens at the plain rate minus its rows' cost."""
         size, context = max(1, batch.num_decodes), batch.mean_context
-        prices = prices_in(batch, self.prices)
         plain = prices.target(size, context)
         row = (seconds - prices.target(batch.num_prefill_rows + size, context)) / max(1, sum(counts))
         usual = self._usual_saving()
