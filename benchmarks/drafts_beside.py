@@ -73,11 +73,11 @@ def main() -> None:
 
 def measure(
     loaded: LoadedModel, config: EngineConfig, chats: list[list[int]], args: argparse.Namespace
-) -> dict[int, dict[str, dict[str, float]]]:
+) -> dict[int, dict[str, dict[str, float | None]]]:
     """By number of requests and method: medians over the rounds."""
     rng = np.random.default_rng(0)
     prompts = rng.integers(0, 8000, (args.num_long, args.long)).tolist()
-    found: dict[int, dict[str, dict[str, float]]] = {}
+    found: dict[int, dict[str, dict[str, float | None]]] = {}
     for size in args.requests:
         runs: dict[str, list[dict[str, float]]] = {method: [] for method in ("plain", *args.drafts)}
         for number in range(args.rounds + 1):
@@ -95,7 +95,7 @@ def measure(
         plain = found[size]["plain"]
         for method, one in found[size].items():
             longer, gained = one["seconds"] - plain["seconds"], one["tokens"] - plain["tokens"]
-            one["cost"] = float("nan") if method == "plain" else longer / max(1, gained) * one["alone"]
+            one["cost"] = None if method == "plain" else longer / max(1, gained) * one["alone"]
     return found
 
 
