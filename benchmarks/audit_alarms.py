@@ -1,8 +1,9 @@
 """Measures the false alarm rate of `paceline audit`: whole audits of an exact engine with a small random model.
 
 Every audit has a new engine, drafter and seeds; lookups and a draft model alternate. Only the verdict LOSSY is a false
-alarm. Texts are short, so that many audits fit into an hour. With ``--keep`` each audit is appended to a file, and the
-same command continues from it.
+alarm. Texts are short, so that many audits fit into an hour. An audit's time is counted in readings of its clock, so
+that it bets on as many answers on a slow machine as on a fast one. With ``--keep`` each audit is appended to a file,
+and the same command continues from it.
 
     python benchmarks/audit_alarms.py --audits 1000 --minutes 60 --keep alarms.jsonl
 
@@ -14,6 +15,7 @@ import json
 import sys
 import time
 from collections import Counter
+from itertools import count
 from pathlib import Path
 from unittest.mock import patch
 
@@ -35,6 +37,8 @@ SPECS = (
     {"method": "draft_model", "model": "random-1", "num_draft_tokens": 3, "policy": "fixed", "rule": "block"},
 )
 CHECKS = ("rows", "rule", "greedy", "coupled", "load", "accounting", "law")
+READINGS = 12
+"""Readings of an audit's clock until its time is over; between the last ones it bets on an answer to each prompt."""
 
 
 def main() -> None:
@@ -60,7 +64,8 @@ def main() -> None:
 def one_audit(plain: LLM, number: int) -> dict:
     """Audit number `number`: its verdict, the checks that were lossy, and how near the bets came to that."""
     spec = SPECS[number % len(SPECS)]
-    found = audit(plain, prompts(number), AuditPlan(spec, 0.004, CHECKS, max_tokens=16))
+    plan = AuditPlan(spec, READINGS / 60, CHECKS, max_tokens=16)
+    found = audit(plain, prompts(number), plan, clock=count().__next__)
     law = next(check for check in found.checks if check.name == "law")
     return {
         "number": number,
