@@ -53,6 +53,10 @@ def generate(
     answer: Answer,
     system: o.System = None,
     raw: o.Raw = False,
+    suffix: Annotated[
+        str | None,
+        o.option(o.SAMPLING, "--suffix", help="Text after the gap to fill; for models of code."),
+    ] = None,
     chat: o.Chat = False,
     chat_template: o.ChatTemplate = None,
     compare: Annotated[bool, o.option(o.OUTPUT, "--compare", help="Run plain decoding too and compare.")] = False,
@@ -80,6 +84,8 @@ def generate(
 
         paceline generate --pipeline-parallel-size 2 --dtype float32 "The capital of France is"
 
+        paceline generate -m coder.gguf --suffix "    return total" "def mean(values):"
+
         paceline generate --json-schema person.json "Invent a person. Answer in JSON."
 
         paceline generate --draft ngram --max-tokens 64 --compare --json "1, 2, 3," | jq .stats
@@ -87,14 +93,13 @@ def generate(
     params = answer.params()
     text = read_standard_input() if prompt == "-" else argument_text("prompt", prompt)
     system = None if system is None else argument_text("system", system)
-    if not text:
+    suffix = None if suffix is None else argument_text("suffix", suffix)
+    if not (text or suffix):
         raise InvalidParameter("prompt", "is empty", "give at least one character")
-    if chat and raw:
-        raise InvalidParameter("raw", "is given beside --chat", "leave one of the two out")
-    if chat_template is not None and raw:
-        raise InvalidParameter("raw", "is given beside --chat-template", "leave one of the two out")
-    if system is not None and raw:
-        raise InvalidParameter("raw", "is given beside --system", "leave one of the two out")
+    for option, is_given in (("--chat", chat), ("--chat-template", chat_template), ("--system", system)):
+        if is_given and (raw or suffix is not None):
+            problem = f"is given beside {option}"
+            raise InvalidParameter("raw" if raw else "suffix", problem, "leave one of the two out")
     if compare and answer.seed is None and not params.is_greedy:
         raise InvalidParameter("seed", "is missing", "sampled texts can only be compared under one seed")
     speculative = drafting.config()
@@ -105,14 +110,19 @@ def generate(
     llm = o.load_llm(model, speculative, chat_template=chat_template, **devices.engine())
     if not as_json:
         o.say_dtype(llm, devices.dtype)
-    if not raw and not llm.tokenizer.has_chat_template:
+    if suffix is None and not raw and not llm.tokenizer.has_chat_template:
         if system is not None:
             remedy = "give the model a template with --chat-template, or leave it out"
             raise InvalidParameter("system", "the model has no chat template to put it into", remedy)
         said = "the model has no chat template, so the prompt is used as it is; --chat-template gives it one"
         messages.print(said, style="dim", soft_wrap=True)
     try:
-        _answer(llm, _prompt_ids(llm, system, text, raw), params, compare, as_json)
+        if suffix is None:
+            token_ids = _prompt_ids(llm, system, text, raw)
+        else:
+            gap = {"prompt": text, "suffix": suffix}
+            token_ids, params = llm.token_ids_of(gap), llm.params_for(gap, params)
+        _answer(llm, token_ids, params, compare, as_json)
     except PromptTooLong as error:
         raise error.about("prompt") from None  # the engine was given token ids
 

@@ -101,6 +101,10 @@ class AsyncLLM:
             return self._llm.token_ids_of(prompt, add_special_tokens)
         return await self._aside(self._llm.token_ids_of, prompt, add_special_tokens)
 
+    def params_for(self, prompt: Prompt, params: SamplingParams) -> SamplingParams:
+        """See `LLM.params_for`."""
+        return self._llm.params_for(prompt, params)
+
     def describe(self) -> dict[str, Any]:
         """Model, dtype and drafting configuration as a JSON-ready mapping."""
         llm = self._llm
@@ -135,7 +139,7 @@ class AsyncLLM:
         """Yield the output step by step. Each item has new tokens of one sample; the last one has `finished` set.
 
         Args:
-            prompt: text or token ids.
+            prompt: as in `LLM.generate`.
             request_id: name for `abort`; generated when None.
             priority, timeout, cache_salt: see `Engine.add_request`.
             joined: merge unread consecutive steps of one sample into one item, without their drafts.
@@ -147,7 +151,7 @@ class AsyncLLM:
         self.loaded.check_open()
         token_ids = await self.token_ids_of(prompt)
         name = f"request-{next(self._numbers)}" if request_id is None else request_id
-        params = sampling_params or SamplingParams()
+        params = self._llm.params_for(prompt, sampling_params or SamplingParams())
         if params.structured_outputs is not None or params.prediction:
             params = await self._aside(self._llm.prepared, params)
         client = Client(asyncio.get_running_loop(), asyncio.Queue())

@@ -17,7 +17,7 @@ from paceline.engine.memory import cache_capacity
 from paceline.engine.pass_costs import pass_costs, step_seconds
 from paceline.engine.profiles import dtype_of
 from paceline.engine.progress import watched
-from paceline.engine.prompts import Message, Prompt, Prompts, as_list, named, per_prompt, variables_of
+from paceline.engine.prompts import Message, Prompt, Prompts, as_list, named, per_prompt, text_of, variables_of
 from paceline.engine.turnstile import Turnstile
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, RunsInParts
@@ -216,7 +216,8 @@ class LLM:
         """Generate answers to one prompt or several, returned in the order of the prompts. All share every pass.
 
         Args:
-            prompts: texts or token ids, or vLLM's ``{"prompt": text}`` and ``{"prompt_token_ids": ids}``.
+            prompts: texts or token ids, or vLLM's ``{"prompt": text}`` and ``{"prompt_token_ids": ids}``. The answer
+                to ``{"prompt": text, "suffix": text}`` is what a code model writes between the two.
             sampling_params: one for all prompts, or one for each.
             priority: one for all prompts, or one for each; smaller values run earlier.
             timeout: seconds after which unfinished requests end with the tokens they have, finish reason ``timeout``.
@@ -239,14 +240,14 @@ class LLM:
         try:
             for prompt, params, own in zip(items, each, priorities, strict=True):
                 with named(len(ids), len(items)):
-                    token_ids, ready = self.token_ids_of(prompt), self.prepared(params)
+                    token_ids, ready = self._ready(prompt, params)
                     ids.append(self._calls.add(token_ids, ready, inbox, priority=own, **how))
             outputs = self._calls.finished(inbox, len(ids))
             for output in watched(outputs, len(ids)) if progress else outputs:
                 finished[output.request_id] = output
         finally:  # when interrupted, abort the unfinished requests of this call
             self._calls.forget(ids)
-        texts = [prompt if isinstance(prompt, str) else None for prompt in items]
+        texts = [text_of(prompt) for prompt in items]
         return [replace(finished[i], prompt=text) for i, text in zip(ids, texts, strict=True)]
 
     @knows_vllm(CALL)
@@ -319,9 +320,18 @@ class LLM:
         """Token ids of a prompt, which may already be token ids; see `Tokenizer.encode`.
 
         Raises:
-            InvalidParameter: the prompt is empty, too long, or neither a text nor whole numbers.
+            InvalidParameter: the prompt is empty, too long, or neither a text nor whole numbers; or it has a suffix,
+                and the model cannot fill gaps.
         """
         return self._prompts.token_ids(prompt, add_special_tokens)
+
+    def params_for(self, prompt: Prompt, params: SamplingParams) -> SamplingParams:
+        """`params` for the answer to `prompt`: where that has a suffix, the tokens that end its answer are added.
+
+        Raises:
+            InvalidParameter: the model cannot fill gaps.
+        """
+        return self._prompts.params(prompt, params)
 
     def prepared(self, params: SamplingParams) -> SamplingParams:
         """`params` with the prediction tokenised and the grammar compiled, to keep that work out of the engine.
@@ -335,6 +345,10 @@ class LLM:
             return params
         return replace(params, prediction=self.tokenizer.encode(params.prediction, add_special_tokens=False))
 
+    def _ready(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], SamplingParams]:
+        """What the engine is given."""
+        return self.token_ids_of(prompt), self.prepared(self.params_for(prompt, params))
+
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> TokenStream:
         """Stream the tokens of one answer as they are committed, each with its text and provenance.
 
@@ -347,4 +361,4 @@ class LLM:
         if params.n > 1:
             raise InvalidParameter("n", f"{params.n} samples in one stream", "use generate, or AsyncLLM")
         inbox: Inbox = deque()
-        return self._calls.stream(self._calls.add(self.token_ids_of(prompt), self.prepared(params), inbox), inbox)
+        return self._calls.stream(self._calls.add(*self._ready(prompt, params), inbox), inbox)

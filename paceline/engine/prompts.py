@@ -8,16 +8,32 @@ import uuid
 from collections.abc import Generator, Iterable, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Integral
 from operator import index
 from typing import Any
 
 from paceline.errors import InvalidParameter, PromptTooLong
+from paceline.models.text.infill import Infill
 from paceline.models.text.messages import check_continued, check_variables, known_role, plain_messages
 from paceline.models.text.tokenizer import Tokenizer
 from paceline.models.text.tools import checked_tools, explained, written_calls
+from paceline.types import SamplingParams
 
-Prompt = str | Sequence[int]
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What stands before and after the text that a model is to write; see `Infill`."""
+
+    before: str
+    after: str
+
+    def __len__(self) -> int:
+        """Characters."""
+        return len(self.before) + len(self.after)
+
+
+Prompt = str | Sequence[int] | Mapping[str, Any] | Gap
 Message = Mapping[str, Any]
 
 
@@ -97,20 +113,36 @@ class Prompts:
 
     def token_ids(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """See `LLM.token_ids_of`."""
-        prompt = plain_prompt(prompt)
+        plain = plain_prompt(prompt)
+        if isinstance(plain, Gap):
+            return self._of_gap(plain, add_special_tokens)
         try:
-            is_text = isinstance(prompt, str)
-            if isinstance(prompt, bytes | bytearray | Set) or (not is_text and any(map(_is_bool, prompt))):
+            is_text = isinstance(plain, str)
+            if isinstance(plain, bytes | bytearray | Set) or (not is_text and any(map(_is_bool, plain))):
                 raise TypeError
-            token_ids = (
-                self._encode(prompt, add_special_tokens) if isinstance(prompt, str) else [index(i) for i in prompt]
-            )
+            token_ids = self._encode(plain, add_special_tokens) if is_text else [index(i) for i in plain]
         except TypeError:
-            problem = f"{reprlib.repr(prompt)} is neither a text nor token ids"
+            problem = f"{reprlib.repr(plain)} is neither a text nor token ids"
             raise InvalidParameter("prompt", problem, "give a str or a list of ints") from None
-        if not token_ids or (isinstance(prompt, str) and not prompt):
+        if not token_ids or (is_text and not plain):
             raise InvalidParameter("prompt", "is empty", "give at least one character or token")
         return token_ids
+
+    def params(self, prompt: Prompt, params: SamplingParams) -> SamplingParams:
+        """See `LLM.params_for`."""
+        if not isinstance(plain_prompt(prompt), Gap) or params.ignore_eos:
+            return params
+        ends = (*params.stop_token_ids, *Infill.of(self.tokenizer).ends)
+        return replace(params, stop_token_ids=tuple(dict.fromkeys(ends)))
+
+    def _of_gap(self, gap: Gap, add_special_tokens: bool) -> list[int]:
+        if not len(gap):
+            raise InvalidParameter("prompt", "is empty, as is its suffix", "give at least one character of either")
+        self._check_size(gap.before + gap.after)
+        around = self.tokenizer.encode("") if add_special_tokens else []
+        first = [token_id for token_id in around if token_id == self.tokenizer.bos_token_id]
+        encode = partial(self._encode, add_special_tokens=False)
+        return [*first, *Infill.of(self.tokenizer).prompt(gap.before, gap.after, encode)]
 
     def _encode(self, text: str, add_special_tokens: bool = True, masked: bool = False) -> list[int]:
         """Tokenise a prompt. A text too long for the context by its bytes alone is refused before that.
@@ -192,10 +224,25 @@ def as_list(prompts: Any) -> list[Prompt]:
 
 
 def plain_prompt(prompt: Any) -> Any:
-    """The text or token ids of a prompt, which may be a mapping as in vLLM."""
+    """The text, token ids or gap of a prompt, which may be a mapping as in vLLM."""
     if not isinstance(prompt, Mapping):
         return prompt
+    if prompt.keys() == {"prompt", "suffix"}:
+        return _gap(prompt["prompt"], prompt["suffix"])
     if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
         problem = f"{reprlib.repr(dict(prompt))} is no prompt"
-        raise InvalidParameter("prompt", problem, 'give {"prompt": text} or {"prompt_token_ids": ids}')
+        remedy = 'give {"prompt": text}, {"prompt": text, "suffix": text} or {"prompt_token_ids": ids}'
+        raise InvalidParameter("prompt", problem, remedy)
     return next(iter(prompt.values()))
+
+
+def text_of(prompt: Any) -> str | None:
+    """The text of a prompt, before the gap where it has one; None of token ids."""
+    return prompt.before if isinstance(prompt, Gap) else prompt if isinstance(prompt, str) else None
+
+
+def _gap(before: Any, after: Any) -> Gap:
+    for field, value in (("prompt", before), ("suffix", after)):
+        if not isinstance(value, str):
+            raise InvalidParameter(field, f"{reprlib.repr(value)} is no text", "a suffix goes with a prompt of text")
+    return Gap(before, after)

@@ -17,6 +17,7 @@ class Job:
 
     Attributes:
         prompt: text or token ids; None when `messages` are given.
+        suffix: text that follows the gap between `prompt`, a text, and it, which the answer fills; None for no gap.
         messages: a conversation; the backend applies the model's chat template.
         template: further variables of the chat template, e.g. ``tools``.
         add_generation_prompt, continue_final_message: how the prompt of `messages` ends; see `LLM.chat_prompt`.
@@ -34,6 +35,7 @@ class Job:
     request_id: str
     model: str
     prompt: str | tuple[int, ...] | None = None
+    suffix: str | None = None
     messages: Sequence[Mapping[str, Any]] = ()
     params: SamplingParams = field(default_factory=SamplingParams)
     stream: bool = False

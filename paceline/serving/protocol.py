@@ -160,6 +160,7 @@ class CompletionRequest(Request):
     """POST /v1/completions."""
 
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    suffix: str = ""
     logprobs: NumTop = None
     echo: bool = False
     add_special_tokens: bool = True
@@ -177,7 +178,7 @@ class CompletionRequest(Request):
             InvalidParameter: a prompt is empty, or there are too many, or a field cannot be used.
         """
         check_extra(self.model_extra or {})
-        prompts = _prompts(self.prompt)
+        prompts = _prompts(self.prompt, self._has_suffix())
         num_top = self.logprobs
         more: dict[str, Any] = {"logprobs": num_top}
         if self.echo and num_top is not None:
@@ -188,16 +189,26 @@ class CompletionRequest(Request):
             more |= {"n": self._best_of(), "logprobs": num_top or 0}
         params = self.params(_COMPLETION_TOKENS, **more)
         names = [request_id] if len(prompts) == 1 else [f"{request_id}-{i}" for i in range(len(prompts))]
-        return [
-            self._job(name, params, prompt=prompt, add_special_tokens=self.add_special_tokens)
-            for name, prompt in zip(names, prompts, strict=True)
-        ]
+        how = {"suffix": self.suffix or None, "add_special_tokens": self.add_special_tokens}
+        return [self._job(name, params, prompt=prompt, **how) for name, prompt in zip(names, prompts, strict=True)]
 
     def sent_name(self, field: str) -> str:
         """See `Request`."""
         if field == "prompt_token_ids":
             return "prompt"
         return "best_of" if field == "n" and self.best_of is not None else super().sent_name(field)
+
+    def _has_suffix(self) -> bool:
+        """Whether a gap is to be filled. Raises InvalidParameter for fields that do not go with it."""
+        if not self.suffix:
+            return False
+        check_text("suffix", self.suffix)
+        if self.echo:
+            raise InvalidParameter("echo", "is given beside suffix", "leave one of the two out")
+        texts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise InvalidParameter("suffix", "goes with prompts of text, not of token ids", "send texts")
+        return True
 
     def _best_of(self) -> int:
         """Samples to draw, of which the `n` most probable are told. Raises InvalidParameter."""
@@ -309,8 +320,8 @@ def split_samples(job: Job) -> list[Job]:
     return [replace(job, request_id=f"{job.request_id}-{i}", params=job.params.sample(i)) for i in range(job.params.n)]
 
 
-def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | tuple[int, ...]]:
-    """As many prompts as were given, at least one, none of them empty."""
+def _prompts(prompt: str | list[int] | list[str] | list[list[int]], may_be_empty: bool) -> list[str | tuple[int, ...]]:
+    """As many prompts as were given, at least one, none of them empty unless each `may_be_empty`."""
     if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
         prompts: list[Any] = [prompt]
     else:
@@ -318,7 +329,7 @@ def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str 
     if len(prompts) > MOST_PROMPTS:
         raise InvalidParameter("prompt", f"{len(prompts)} prompts", f"send at most {MOST_PROMPTS} at once")
     for each in prompts:
-        if not each:
+        if not (each or may_be_empty):
             raise InvalidParameter("prompt", "is empty", "give at least one character or token")
         if isinstance(each, str):
             check_text("prompt", each)

@@ -10,6 +10,7 @@ from paceline.config import SpeculativeConfig
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.build import silent
 from paceline.engine.llm import LLM
+from paceline.engine.prompts import Prompt
 from paceline.engine.step import StepOutput, VerifiedDraft
 from paceline.engine.turns import Turns
 from paceline.engine.warm_up import warm_up
@@ -66,10 +67,11 @@ class Worker:
         """The answer step by step."""
         llm = self._llms[job.model]
         prompt = await self._token_ids(job)
+        params = llm.params_for(_asked(job), job.params)
         known = {"num_prompt_tokens": len(prompt), "thinking": _thinking(job, prompt, llm.tokenizer)}
         how: dict[str, Any] = {"priority": job.priority, "timeout": job.timeout, "cache_salt": job.cache_salt}
         how["joined"] = not job.trace
-        async with aclosing(llm.generate(prompt, job.params, job.request_id, **how)) as outputs:
+        async with aclosing(llm.generate(prompt, params, job.request_id, **how)) as outputs:
             async for output in outputs if job.stream_interval == 1 else _evenly(outputs, job.stream_interval):
                 if job.detail and output.finished:  # its whole prompt is told of
                     chunk = await asyncio.to_thread(_chunk, output, llm.tokenizer, known)
@@ -152,8 +154,13 @@ class Worker:
                 job.messages, job.template, add_generation_prompt=job.add_generation_prompt,
                 continue_final_message=job.continue_final_message,
             )  # fmt: skip
-        assert job.prompt is not None
-        return await llm.token_ids_of(job.prompt, job.add_special_tokens)
+        return await llm.token_ids_of(_asked(job), job.add_special_tokens)
+
+
+def _asked(job: Job) -> Prompt:
+    """The prompt of a job without messages."""
+    prompt = job.prompt or ""
+    return prompt if job.suffix is None else {"prompt": prompt, "suffix": job.suffix}
 
 
 def _thinking(job: Job, prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking:

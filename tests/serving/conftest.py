@@ -29,6 +29,9 @@ class ChatTokenizer(ByteTokenizer):
     has_chat_template = reads_tools = tags_calls = True
     thinks = False
 
+    def token_id(self, name):
+        return None
+
     def encode(self, text, add_special_tokens=True):
         return list(text.encode("ascii", "replace"))
 

@@ -29,6 +29,9 @@ class EchoModel:
     async def token_ids_of(self, prompt, add_special_tokens):
         return prompt
 
+    def params_for(self, prompt, params):
+        return params
+
     async def generate(self, prompt, params, request_id, priority, timeout, cache_salt="", joined=False):
         if prompt == "bad":
             raise InvalidParameter("prompt", "is bad", "be good")

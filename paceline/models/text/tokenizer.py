@@ -54,7 +54,8 @@ class Tokenizer:
         further_tokens: texts of other special tokens by the names that chat templates have for them (``pad_token``).
         chat_template: the template's source; None where the model has none.
         tool_template: the source of another one for chats with tools, where the model has one.
-        strips_space: whether decoding a whole sequence removes one leading space, which encoding had added.
+        strips_space: whether decoding a whole sequence removes one leading space, which encoding had added; an
+            attribute too.
     """
 
     def __init__(self, backend: Backend, scheme: Scheme, *, bos_token: str | None = None, eos_token: str | None = None,
@@ -62,7 +63,7 @@ class Tokenizer:
                  tool_template: str | None = None, strips_space: bool = False) -> None:  # fmt: skip
         self._backend = backend
         self._scheme: Scheme = scheme
-        self._strips_space = strips_space
+        self.strips_space = strips_space
         added = backend.get_added_tokens_decoder()
         self._literal = {i: token.content.encode() for i, token in added.items()}
         self._special = frozenset(i for i, token in added.items() if token.special)
@@ -163,6 +164,10 @@ class Tokenizer:
         """Id of the control token called `name`; None where there is none."""
         return next((i for i in self._special if self._literal[i] == name.encode()), None)
 
+    def token_id(self, name: str) -> int | None:
+        """Id of the token that the vocabulary spells `name`, control token or not; None where there is none."""
+        return self._backend.token_to_id(name)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written in it are encoded as such.
 
@@ -229,7 +234,7 @@ class Tokenizer:
         skipped = self._special if skip_special else frozenset()
         data = b"".join(self.token_bytes(i) for i in token_ids if i not in skipped)
         text = data.decode("utf-8", "replace")
-        return text[1:] if self._strips_space and not continuation and text.startswith(" ") else text
+        return text[1:] if self.strips_space and not continuation and text.startswith(" ") else text
 
     def apply_chat_template(
         self,
@@ -277,7 +282,7 @@ class Tokenizer:
     def files(self) -> dict[str, str]:
         """Name to content of the files from which `tokenizer_from_folder` and transformers load this tokenizer."""
         pipeline = json.loads(self._backend.to_str())
-        pipeline["decoder"] = _decoder(self._scheme, self._strips_space)
+        pipeline["decoder"] = _decoder(self._scheme, self.strips_space)
         settings = {key: text for key, text in self._template_variables.items() if text}
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         found = {"tokenizer.json": json.dumps(pipeline), "tokenizer_config.json": json.dumps(settings, indent=2)}

@@ -29,5 +29,5 @@ class PromptSizes:
 
 def _characters(job: Job) -> int:
     if isinstance(job.prompt, str):
-        return len(job.prompt)
+        return len(job.prompt) + len(job.suffix or "")
     return sum(len(str(message.get("content", ""))) for message in job.messages)

@@ -1,0 +1,86 @@
+"""Fill-in-the-middle: the prompt with which a code model writes what belongs between two texts.
+
+Such models were trained on documents of which a middle part was moved to the end (Bavarian et al., "Efficient Training
+of Language Models to Fill in the Middle", 2022): control tokens mark what came before it, what comes after it, and
+where it begins. Not for what a client may ask (`engine/prompts.py`, `serving/protocol.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.errors import InvalidParameter
+from paceline.models.text.tokenizer import Tokenizer
+
+_SPELLINGS: tuple[tuple[str, str, str], ...] = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma, Granite
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
+)
+"""Tokens before the text that precedes the gap, before the text that follows it, and before the middle, by family."""
+_SUFFIX_FIRST = ("[PREFIX]", "[SUFFIX]")
+"""Those of Codestral, whose prompt is the suffix, then the prefix; the middle follows without a token of its own."""
+_ENDS = (
+    "<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<|file_sep|>", "<file_sep>", "<|file_separator|>", "<|repo_name|>",
+    "<repo_name>", "<reponame>", "<|endoftext|>", "<|end_of_text|>", "▁<EOT>", "<|cursor|>",
+)  # fmt: skip
+"""Tokens after a middle, of which most begin the next file of a training text; an answer of a chat may hold them."""
+_BEGIN = "☺"
+"""What is encoded before a suffix and cut off again, so that no space is added at the suffix's beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Infill:
+    """How one model is asked for the middle.
+
+    Attributes:
+        prefix, suffix: ids of the tokens before the text that precedes the gap and before the one that follows it.
+        middle: id of the token after which the middle is written; None where there is none, and the suffix is first.
+        ends: ids of tokens that end the middle, beside those that end every text.
+        adds_space: whether encoding adds a space at the beginning of a text.
+    """
+
+    prefix: int
+    suffix: int
+    middle: int | None
+    ends: tuple[int, ...]
+    adds_space: bool
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "Infill":
+        """That of the model with this tokenizer.
+
+        Raises:
+            InvalidParameter: its vocabulary has no tokens for it.
+        """
+        ends = _known(tokenizer, _ENDS)
+        for names in (*_SPELLINGS, _SUFFIX_FIRST):
+            ids = _known(tokenizer, names)
+            if len(ids) == len(names):
+                prefix, suffix, *middle = ids
+                return cls(prefix, suffix, middle[0] if middle else None, (*ids, *ends), tokenizer.strips_space)
+        problem = "the model's vocabulary has no tokens for filling in the middle"
+        raise InvalidParameter("suffix", problem, "leave it out, or take a model of code, e.g. Qwen2.5-Coder")
+
+    def prompt(self, before: str, after: str, encode: Callable[[str], list[int]]) -> list[int]:
+        """Token ids that ask for the text between `before` and `after`.
+
+        Args:
+            encode: of a text, without the tokens at a prompt's beginning or end.
+        """
+        first, second = encode(before) if before else [], self._continuation(after, encode) if after else []
+        if self.middle is None:
+            return [self.suffix, *second, self.prefix, *first]
+        return [self.prefix, *first, self.suffix, *second, self.middle]
+
+    def _continuation(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+        if not self.adds_space:
+            return encode(text)
+        begin, whole = encode(_BEGIN), encode(_BEGIN + text)
+        return whole[len(begin) :] if whole[: len(begin)] == begin else encode(text)
+
+
+def _known(tokenizer: Tokenizer, names: Sequence[str]) -> tuple[int, ...]:
+    return tuple(found for name in names if (found := tokenizer.token_id(name)) is not None)
