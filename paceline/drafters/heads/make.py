@@ -6,6 +6,7 @@ from paceline.drafters.heads.head import HeadDrafter, head_of
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.options import TreeName, tree_shape
 from paceline.errors import InvalidParameter, ModelNotFound
+from paceline.models.heads.prediction import head_in
 from paceline.models.heads.record import NOT_TRAINED, Family, HeadRecord
 from paceline.models.heads.registry import load_best, load_head
 from paceline.models.resolve import ModelSource
@@ -52,8 +53,11 @@ def _maker(family: Family | None) -> Callable[..., HeadDrafter]:
 
 
 def _best(source: ModelSource, family: Family | None) -> HeadRecord:
-    """The best head."""
+    """The best head; the target's own layer for multi-token prediction where there is no other."""
     found = load_best(source, family)
+    own = head_in(source) if found is None and family in (None, "mtp") else None
+    if own is not None:
+        return own
     if found is None:
         kind = f"{family} head" if family else "draft head"
         remedy = "name a folder with model=... or --draft-model"

@@ -6,7 +6,7 @@ weights (`files/checkpoint.py`) and not for how a model is run (`paceline.config
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from paceline.models.architecture.experts import Experts, experts_from_gguf, experts_from_hf
@@ -201,6 +201,12 @@ class ModelConfig:
     def value_dim(self) -> int:
         """Size of a head's value in the product after attention."""
         return self.latent.v_head_dim if self.latent else self.head_dim
+
+    def of_prediction(self) -> "ModelConfig":
+        """The config of a layer for multi-token prediction: one with full attention, and experts where layers have."""
+        experts = None if self.experts is None else replace(self.experts, first_k_dense_replace=0)
+        return replace(self, num_hidden_layers=1, windows=(), layers_without_rope=(), layer_sizes=(), recurrence=None,
+                       experts=experts)  # fmt: skip
 
     def window(self, layer: int) -> int:
         """Sliding window of `layer` in keys; 0 for full attention."""

@@ -21,7 +21,12 @@ def stored_bytes(config: ModelConfig, dtype: str) -> int:
 
 
 def bytes_per_pass(config: ModelConfig, dtype: str, scored: int | None = None, num_layers: int | None = None) -> int:
-    """Bytes of weights, stored as `dtype`, that a pass over one row reads.
+    """Bytes of weights, stored as `dtype`, that a pass over one row reads; arguments as `weights_per_row`."""
+    return int(weights_per_row(config, scored, num_layers) * _bytes_per_weight(dtype))
+
+
+def weights_per_row(config: ModelConfig, scored: int | None = None, num_layers: int | None = None) -> int:
+    """Number of weights that a pass over one row reads.
 
     Tables of embeddings are not counted: one row of them is read. Of the output head the first `scored` tokens count,
     and the first `num_layers` layers; both default to all. Of a layer's experts those count that a row is routed to.
@@ -34,8 +39,7 @@ def bytes_per_pass(config: ModelConfig, dtype: str, scored: int | None = None, n
     head = config.vocab_size if scored is None else min(scored, config.vocab_size)
     tables = 1 if config.tie_word_embeddings else 2
     weights = num_parameters(config) + (head - tables * config.vocab_size) * config.hidden_size
-    weights -= config.vocab_size * config.num_hidden_layers * config.hidden_size_per_layer_input
-    return int(weights * _bytes_per_weight(dtype))
+    return weights - config.vocab_size * config.num_hidden_layers * config.hidden_size_per_layer_input
 
 
 def balanced_context(config: ModelConfig) -> float:
@@ -46,8 +50,7 @@ def balanced_context(config: ModelConfig) -> float:
     """
     full = [layer for layer in config.attention_layers if not config.window(layer)]
     per_token = 2 * config.num_attention_heads * sum(config.sizes(layer).head_dim for layer in full)
-    weights = bytes_per_pass(config, "bfloat16", scored=0) / _bytes_per_weight("bfloat16")
-    return weights / per_token if per_token else inf
+    return weights_per_row(config, scored=0) / per_token if per_token else inf
 
 
 def _bytes_per_weight(dtype: str) -> float:

@@ -83,6 +83,22 @@ class KeepsBlocks(Protocol):
         ...
 
 
+ENTRANCE = ("fc.weight", "embed_norm.weight", "hidden_norm.weight")
+"""Tensors of a prediction layer beside those of a layer: projection, and norms of embedding and hidden state."""
+
+
+@runtime_checkable
+class Predicts(Protocol):
+    """A `Checkpoint` that may hold a layer for multi-token prediction (DeepSeek-AI 2024, section 2.2)."""
+
+    def prediction_layer(self) -> Checkpoint | None:
+        """That layer as a model of one layer, with a final norm of its own; None where there is none.
+
+        It also has the tensors `ENTRANCE`. Embedding and output head are the model's.
+        """
+        ...
+
+
 @runtime_checkable
 class LetsGo(Protocol):
     """A `Checkpoint` whose file is memory-mapped."""

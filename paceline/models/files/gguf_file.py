@@ -8,6 +8,7 @@ import math
 import mmap
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,14 @@ from paceline.models.files.checkpoint import StoredBlocks, finite
 from paceline.models.files.fingerprint import fingerprint_of
 from paceline.models.files.gguf_header import BLOCKS, TensorEntry
 from paceline.models.files.gguf_parts import read_parts
-from paceline.models.files.sources import Source, check_complete, check_gguf_layers, gguf_sources
+from paceline.models.files.sources import (
+    Source,
+    check_complete,
+    check_gguf_layers,
+    gguf_prediction,
+    gguf_sources,
+    prediction_sources,
+)
 
 _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
 """Tensors of divisors of the inverse frequencies: Llama 3's, and LongRoPE's within the original context."""
@@ -36,7 +44,7 @@ class GGUFCheckpoint:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
+        self._path, self._part = Path(path), ""
         self._parts = read_parts(self._path)
         self._entries = {name: entry for part in self._parts for name, entry in part.header.tensors.items()}
         self._part_of = {name: part for part in self._parts for name in part.header.tensors}
@@ -69,7 +77,7 @@ class GGUFCheckpoint:
     @property
     def fingerprint(self) -> str:
         """See `Checkpoint.fingerprint`."""
-        return fingerprint_of([part.path for part in self._parts])
+        return fingerprint_of([part.path for part in self._parts]) + self._part
 
     @property
     def storage(self) -> str:
@@ -106,6 +114,18 @@ class GGUFCheckpoint:
         rows = self._raw(entry).reshape(math.prod(entry.shape[:-1]), -1)
         _check_scales(rows, entry, self._part_of[entry.name].path)
         return StoredBlocks(entry.storage, source.rows(rows), BLOCKS[entry.storage][2])
+
+    def prediction_layer(self) -> "GGUFCheckpoint | None":
+        """See `Predicts`. Raises CorruptWeights where a tensor of it is missing or of another shape."""
+        shapes = {name: entry.shape for name, entry in self._entries.items()}
+        prediction = gguf_prediction(self._config, shapes)
+        if prediction is None:
+            return None
+        view = copy(self)
+        view._config, view._part = self._config.of_prediction(), "-prediction"
+        sources = gguf_sources(view._config, lambda name: prediction.own(name) in shapes)
+        view._sources = check_complete(prediction_sources(view._config, sources, prediction), shapes, self._path)
+        return view
 
     def let_go(self) -> None:
         """See `LetsGo`."""

@@ -6,6 +6,7 @@ Not for the format of the files (`safetensors_header.py`) or the tokenizer in th
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 
 from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
 from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.families import family_of
 from paceline.models.architecture.family import MOST_LAYERS
 from paceline.models.architecture.tensor_names import check_depth
 from paceline.models.fields import Fields, is_text, shown
@@ -30,6 +32,8 @@ from paceline.models.files.sources import (
     base_prefix,
     check_complete,
     check_transformers_layers,
+    prediction_sources,
+    transformers_prediction,
     transformers_sources,
 )
 from paceline.models.json_file import read_json
@@ -54,7 +58,7 @@ class SafetensorsCheckpoint:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self._folder = Path(folder)
+        self._folder, self._part = Path(folder), ""
         values = _config_values(self._folder)
         if _OF_HEADS & values.keys():
             remedy = "draft with it, as --draft-model beside --draft head"
@@ -95,7 +99,7 @@ class SafetensorsCheckpoint:
     @property
     def fingerprint(self) -> str:
         """See `Checkpoint.fingerprint`."""
-        return fingerprint_of([self._folder / "config.json", *self._files])
+        return fingerprint_of([self._folder / "config.json", *self._files]) + self._part
 
     @property
     def storage(self) -> str:
@@ -133,6 +137,23 @@ class SafetensorsCheckpoint:
         source = self._source(name)
         stored = self._int4_matrix(source.name).values() if self._is_int4(source.name) else self._floats(source.name)
         return finite(source.values(stored), name, self._folder)
+
+    def prediction_layer(self) -> "SafetensorsCheckpoint | None":
+        """See `Predicts`. Raises CorruptWeights where a tensor of it is missing or of another shape."""
+        found = {name: entry.shape for name, entry in self._entries.items()} | self._int4_shapes()
+        prediction = transformers_prediction(self._config, found)
+        if prediction is None:
+            return None
+        view = copy(self)
+        view._config, view._part = self._config.of_prediction(), "-prediction"
+        ours = {old + name.removeprefix(new) for old, new in prediction.renamed.items()
+                for name in found if name.startswith(new)}  # fmt: skip
+        sources = transformers_sources(view._config, ours)
+        shift = family_of(self._config.model_type).norm_shift
+        view._sources = check_complete(
+            prediction_sources(view._config, sources, prediction, shift), found, self._folder
+        )  # fmt: skip
+        return view
 
     def _used(self) -> list[StoredTensor]:
         """The stored tensors that the model reads as they are; files have masks and vision towers beside them."""

@@ -4,7 +4,7 @@ Built from the tables of `families.py`. Not for reading bytes (`safetensors_fold
 """
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from paceline.models.architecture.family import GGUF_PARTS, Family
 from paceline.models.architecture.positions import rotary_dim
 from paceline.models.architecture.recurrence import Recurrence
 from paceline.models.architecture.tensor_names import each_tensor
+from paceline.models.files.checkpoint import ENTRANCE
 
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
@@ -187,6 +188,68 @@ def check_complete(sources: Iterator[tuple[str, Source]], found: Mapping[str, tu
     if missing:
         raise CorruptWeights(f"{file}: tensors are missing, first {', '.join(missing)}; download the model again")
     return out
+
+
+class Prediction(NamedTuple):
+    """What a file calls the parts of its layer for multi-token prediction.
+
+    Attributes:
+        renamed: prefixes of a one-layer model's names to those of the layer.
+        entrance: names of the tensors `checkpoint.ENTRANCE`.
+    """
+
+    renamed: Mapping[str, str]
+    entrance: Sequence[str]
+
+    def own(self, name: str) -> str:
+        """The name here of a one-layer model's tensor `name`."""
+        return next((ours + name.removeprefix(of) for of, ours in self.renamed.items() if name.startswith(of)), name)
+
+
+def transformers_prediction(config: ModelConfig, names: Container[str]) -> Prediction | None:
+    """The names in a model folder with the tensors `names`: Qwen's (``mtp.``), or DeepSeek's and GLM's, whose layer has
+    the number after the last one; None where there is no such layer."""
+    family = family_of(config.model_type)
+    first, after = (f"{family.layers.format(number)}." for number in (0, config.num_hidden_layers))
+    norm = f"{family.names.get('model.norm', 'model.norm')}."
+    if "mtp.fc.weight" in names:
+        stems = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+        return Prediction({first: "mtp.layers.0.", norm: "mtp.norm."}, [f"mtp.{stem}.weight" for stem in stems])
+    if f"{after}eh_proj.weight" in names:
+        stems = ("eh_proj", "enorm", "hnorm")
+        return Prediction(
+            {first: after, norm: f"{after}shared_head.norm."}, [f"{after}{stem}.weight" for stem in stems]
+        )
+    return None
+
+
+def gguf_prediction(config: ModelConfig, names: Container[str]) -> Prediction | None:
+    """As `transformers_prediction`, in a GGUF file; a layer without a final norm of its own has the model's."""
+    after = f"blk.{config.num_hidden_layers}."
+    if f"{after}nextn.eh_proj.weight" not in names:
+        return None
+    norm = f"{after}nextn.shared_head_norm."
+    own = {"output_norm.": norm} if f"{norm}weight" in names else {}
+    stems = ("eh_proj", "enorm", "hnorm")
+    return Prediction({"blk.0.": after, **own}, [f"{after}nextn.{stem}.weight" for stem in stems])
+
+
+def prediction_sources(
+    config: ModelConfig, sources: Iterable[tuple[str, Source]], prediction: Prediction, shift: float = 0.0
+) -> Iterator[tuple[str, Source]]:  # fmt: skip
+    """(name, source) of every tensor of a layer for multi-token prediction, `ENTRANCE` included.
+
+    Args:
+        config: of the layer (`ModelConfig.of_prediction`).
+        sources: those of a one-layer model.
+        shift: see `Source`; of the norms of the entrance.
+    """
+    for name, source in sources:
+        yield name, replace(source, name=prediction.own(source.name))
+    size = config.hidden_size
+    for name, theirs in zip(ENTRANCE, prediction.entrance, strict=True):
+        shape = (size,) if "norm" in name else (size, 2 * size)
+        yield name, Source(theirs, shape, shape, shift=shift if "norm" in name else 0.0)
 
 
 def check_transformers_layers(

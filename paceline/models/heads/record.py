@@ -15,6 +15,8 @@ from typing import Literal
 import numpy as np
 
 from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.size import weights_per_row
+from paceline.models.files.checkpoint import Checkpoint
 
 Family = Literal[
     "eagle", "eagle3", "p_eagle", "dflash", "dspark", "mtp", "mlp_speculator", "lstm_speculator", "medusa", "hydra",
@@ -127,6 +129,8 @@ class HeadRecord:
         draft_ids: [draft_vocab_size] int32, ascending target ids of its outputs; None for the whole vocabulary.
         card: its model card (training, metrics) as plain values by name.
         notes: sentences on what the reader inferred and which settings of the file it ignored.
+        layer: its decoder layer as a model of one layer, where that is in the target's own files
+            (`Predicts.prediction_layer`); else layers are among `tensors`.
     """
 
     config: HeadConfig
@@ -134,6 +138,7 @@ class HeadRecord:
     draft_ids: np.ndarray | None = None
     card: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    layer: Checkpoint | None = None
 
 
 def weights_read(record: HeadRecord) -> int:
@@ -145,6 +150,7 @@ def weights_read(record: HeadRecord) -> int:
     config = record.config
     unread = ("embed_tokens.weight", "markov_head.markov_w1.weight", "emb.")
     own = sum(np.size(values) for name, values in record.tensors.items() if not name.startswith(unread))
+    own += 0 if record.layer is None else weights_per_row(record.layer.config, scored=0)
     head = 0 if config.owns_head else config.draft_vocab_size * config.target.hidden_size
     levels = config.num_steps if config.family in ("dflash", "dspark", "medusa") else config.block_tokens
     return (own + head) // levels

@@ -155,7 +155,7 @@ class Batch(NamedTuple):
 
     `tap_places` [layers + 2] is the place of each tap in `taps`, or -1: what enters a layer, what leaves the last one,
     and what leaves the final norm. `layers` are those to run, ascending. Attention is added to `page_mass` [M, heads,
-    pages] unless that is empty.
+    pages] unless that is empty. The first layer reads `inputs` [M * hidden] in the place of embeddings, unless empty.
     """
 
     token_ids: np.ndarray
@@ -170,6 +170,7 @@ class Batch(NamedTuple):
     tap_places: np.ndarray
     layers: np.ndarray
     page_mass: np.ndarray
+    inputs: np.ndarray
     states: States
 
 

@@ -40,8 +40,8 @@ from paceline.types import Progress
 
 MakeOperand = Callable[[int], Operand]
 """Takes a number of activations, returns an operand for them in the form that a dtype's products read."""
-NOT_WEIGHED = np.zeros(0, np.float32)
-"""The buffer for attention per page in a pass that does not compute it."""
+_NOTHING = np.zeros(0, np.float32)
+"""In the place of attention per page, and of inputs, in a pass without them."""
 _SATURATING_ROWS, _ROWS_OF_AN_EXPERT = 128, 32
 """Rows of a pass, and of each expert on average, with which prompts are read nearly as fast as with any number: on two
 cores at 0.87 to 1 of the best rate in w8a8, in bfloat16 with 32 rows already (`benchmarks/chunks.py`)."""
@@ -64,6 +64,7 @@ class NumbaModel:
         kv_cache_dtype: storage of keys and values, ``float32``, ``float16`` or ``int8`` (lossy); ``auto`` takes float16
             where activations are rounded.
         load: gives the fields of `Weights`.
+        team: threads of another model, to run on by turns; None for its own.
 
     Raises:
         InvalidParameter, UnsupportedModel, PacelineError: see `load_weights`.
@@ -79,6 +80,7 @@ class NumbaModel:
         progress: Progress | None = None,
         kv_cache_dtype: str = "auto",
         load: Callable[..., dict[str, Any]] = load_weights,
+        team: Team | None = None,
     ) -> None:
         if num_threads is not None and num_threads < 1:
             raise InvalidParameter(
@@ -107,7 +109,7 @@ class NumbaModel:
         self.saturating_rows = _saturating_rows(config)
         self.balanced_context = balanced_context(config) / (_INTEGER_SPEED if activations is np.int8 else 1)
         self._kept_shape, self._weights = Kept(self._shape), Kept(weights)
-        self._team = Team(num_threads)
+        self._team = team or Team(num_threads)
         self._layers = np.arange(self._shape.layers)
         self._eps = np.float32(self._config.norm_eps)
         self._tap_places: dict[tuple[int, ...], np.ndarray] = {}
@@ -188,7 +190,13 @@ class NumbaModel:
 
     def forward(self, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
         """See `CausalLM.forward`; `cache` must come from this model's `new_cache`, and `rows` must not be empty."""
-        return self._pass(rows, cache, taps, NOT_WEIGHED)
+        return self._pass(rows, cache, taps, _NOTHING, _NOTHING)
+
+    def forward_from(
+        self, inputs: np.ndarray, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()
+    ) -> ForwardOutput:  # fmt: skip
+        """See `TakesInputs`."""
+        return self._pass(rows, cache, taps, _NOTHING, np.ascontiguousarray(inputs, np.float32).reshape(-1))
 
     def race(self, logits: np.ndarray, best: int, question: Question) -> int | None:
         """See `RacesRows`."""
@@ -203,11 +211,16 @@ class NumbaModel:
         """See `WeighsPages`."""
         size = len(rows.token_ids), self._shape.heads, rows.page_tables.shape[1]
         mass = np.zeros(size, np.float32)
-        self._pass(rows, cache, (), mass.reshape(-1))
+        self._pass(rows, cache, (), mass.reshape(-1), _NOTHING)
         return mass.mean(axis=1) / len(self._layers)
 
-    def _pass(self, rows: Rows, cache: KVCache, taps: tuple[int, ...], page_mass: np.ndarray) -> ForwardOutput:
-        """One pass; adds each head's attention per page to `page_mass` [M * heads * pages], unless that is empty."""
+    def _pass(
+        self, rows: Rows, cache: KVCache, taps: tuple[int, ...], page_mass: np.ndarray, inputs: np.ndarray
+    ) -> ForwardOutput:
+        """One pass; adds each head's attention per page to `page_mass` [M * heads * pages], unless that is empty.
+
+        The first layer is given `inputs` [M * hidden] in the place of embeddings, unless they are empty.
+        """
         assert isinstance(cache, (NumbaCache, VariedCache))
         num_rows, asked = len(rows.token_ids), len(rows.logit_rows)
         context = max(rows.positions.tolist()) + 1
@@ -217,7 +230,8 @@ class NumbaModel:
         scratch = kept.value
         batch = Batch(
             rows.token_ids, rows.positions, rows.slots, rows.segments, rows.page_tables, rows.natural_lengths,
-            rows.branch_slots, rows.logit_rows, rows.lengths, self._places_of(taps), self._layers, page_mass, states,
+            rows.branch_slots, rows.logit_rows, rows.lengths, self._places_of(taps), self._layers, page_mass, inputs,
+            states,
         )  # fmt: skip
         args = (
             self._team.num_threads, self._kept_shape, self._eps, self._weights, batch, kept,

@@ -484,8 +484,15 @@ def _head(met, thread, num_threads, num_rows, shape, eps, weights, batch, scratc
 
 @kernel
 def _embed_row(row, shape, weights, batch, scratch):
-    """hidden = the token's embedding, scaled, and with its position's added where positions are learned."""
+    """hidden = the token's embedding, scaled, and with its position's added where positions are learned.
+
+    Or what the pass was given in its place.
+    """
     hidden, start = shape.hidden, row * shape.hidden
+    if len(batch.inputs) > 0:
+        for i in range(start, start + hidden, v.LANES):
+            v.store(scratch.hidden, i, v.load(batch.inputs, i))
+        return
     read_weights(weights.embedding, weights.embedding_scales, batch.token_ids[row], hidden, scratch.hidden, start)
     if shape.embedding_scale != _ONE:
         for i in range(start, start + hidden, v.LANES):

@@ -5,7 +5,7 @@ later loads map the files. Not for where they are kept (`conversions.py`) or for
 (`models/files/checkpoint.py`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from paceline.models.cache_dir import cache_dir
 from paceline.models.dtypes import has_blocks
 from paceline.models.files.bfloat16 import to_bfloat16
 from paceline.models.files.checkpoint import Checkpoint, LetsGo
-from paceline.models.numba_executor.arrays import Shape
+from paceline.models.numba_executor.arrays import Shape, Weights
 from paceline.models.numba_executor.blocks.formats import FORMATS
 from paceline.models.numba_executor.blocks.store import no_matrix, read_matrix, write_matrix
 from paceline.models.numba_executor.conversions import filled, place_of
@@ -47,6 +47,7 @@ Dtype = Literal["bfloat16", "float16", "float32", "int8", "w8a8", "gguf"]
 STORED = {"bfloat16": np.uint16, "float16": np.int16, "float32": np.float32, "int8": np.int8, "w8a8": np.uint8}
 """Element type of panels by dtype; panels of gguf are bytes of blocks."""
 _NUMBERS_AT_ONCE = 1 << 24
+_TABLES = ("embedding", "head")
 BLOCKS = "gguf"
 """The dtype of matrices in the blocks of a file."""
 
@@ -135,8 +136,10 @@ def _latent_sizes(latent: LatentAttention | None) -> tuple[tuple[str, int, int],
     )  # fmt: skip
 
 
-def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None = None) -> dict[str, Any]:
-    """The fields of `arrays.Weights` (rotary tables excepted) by name, memory-mapped.
+def load_weights(
+    checkpoint: Checkpoint, dtype: str, progress: Progress | None = None, without: Collection[str] = ()
+) -> dict[str, Any]:
+    """The fields of `arrays.Weights` (rotary tables excepted) by name, memory-mapped; matrices `without` are left out.
 
     Where the cache folder is read-only they are converted at every start, and read into memory.
 
@@ -150,10 +153,16 @@ def load_weights(checkpoint: Checkpoint, dtype: str, progress: Progress | None =
         raise InvalidParameter("dtype", f"{dtype!r} is unknown", f"use one of auto, {', '.join(STORED)}, {BLOCKS}")
     shape_of(checkpoint.config)
     _check_rounding(checkpoint, dtype)
-    kind = "bfloat16-pairs" if activations_of(dtype) is np.uint16 else dtype
+    kind = ("bfloat16-pairs" if activations_of(dtype) is np.uint16 else dtype) + "-layers" * bool(without)
     folder = place_of(cache_dir(), checkpoint.fingerprint, kind)
-    with filled(folder, lambda empty: convert(empty, checkpoint, dtype, progress or _silent)) as (full, stays):
+    with filled(folder, lambda empty: convert(empty, checkpoint, dtype, progress or _silent, without)) as (full, stays):
         return stored_arrays(full, checkpoint.config, dtype, mapped=stays)
+
+
+def load_layers(checkpoint: Checkpoint, dtype: str, progress: Progress | None, beside: Weights) -> dict[str, Any]:
+    """As `load_weights`, but with the embedding and the output head of a model whose weights are `beside`."""
+    arrays = load_weights(checkpoint, dtype, progress, without=_TABLES)
+    return arrays | {name: getattr(beside, name) for table in _TABLES for name in (table, f"{table}_scales")}
 
 
 def _silent(done: int, total: int) -> None:
@@ -181,7 +190,7 @@ def stored_arrays(folder: Path, config: ModelConfig, dtype: str, mapped: bool = 
         array.flags.writeable = False
     if dtype == BLOCKS:
         _gather_blocks(arrays, folder, mapped)
-    if config.tie_word_embeddings:
+    if config.tie_word_embeddings and "embedding" in arrays:
         arrays["head"], arrays["head_scales"] = arrays["embedding"], arrays["embedding_scales"]
 
     def gathered(kind: Any, has_it: object, prefix: str = "") -> Any:
@@ -219,10 +228,13 @@ _PACKED = ("shared_gate_up", "shared_down", "dense_gate_up", "dense_down", "comp
 """Matrices that only some models have."""
 
 
-def convert(folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress = lambda done, total: None) -> None:
-    """Write one .npy file per array of `arrays.Weights`."""
+def convert(
+    folder: Path, checkpoint: Checkpoint, dtype: str, progress: Progress = lambda done, total: None,
+    without: Collection[str] = (),
+) -> None:  # fmt: skip
+    """Write one .npy file per array of `arrays.Weights`; matrices `without` are left out."""
     config, shape = checkpoint.config, shape_of(checkpoint.config)
-    matrices = _matrices(config, shape)
+    matrices = [matrix for matrix in _matrices(config, shape) if matrix.name not in without]
     num_bytes = sum(m.elements for m in matrices) * np.dtype(STORED.get(dtype, np.uint8)).itemsize
     check_room(folder, num_bytes * 1.02)  # writing to a memory map on a full disk would crash the process
     total, done = sum(len(m.parts) for m in matrices) + 1, 0

@@ -14,6 +14,7 @@ from paceline.models.numba_executor.heads.material import HEAD, Material, covers
 from paceline.models.numba_executor.heads.medusa import NumbaBlockwise, NumbaMedusa
 from paceline.models.numba_executor.heads.mlp_speculator import NumbaMlpSpeculator
 from paceline.models.numba_executor.heads.parallel_eagle import NumbaParallelEagle
+from paceline.models.numba_executor.heads.prediction import prediction_net
 from paceline.models.numba_executor.weights import STORED
 
 NETS = {
@@ -39,6 +40,8 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
         UnsupportedModel: a target on another executor, or widths or a family that the kernels do not support.
     """
     family, material = record.config.family, Material(record, target, _dtype_of(target, dtype))
+    if record.layer is not None and isinstance(target.model, NumbaModel):
+        return prediction_net(material, target.model)
     if family in NETS:
         return NETS[family](material)
     raise UnsupportedModel(f'family: the CPU kernels do not run {family!r}; use executor="torch"')

@@ -1,0 +1,63 @@
+"""A target's own layer for multi-token prediction on the CPU kernels; see `models/heads/prediction.py`."""
+
+from functools import partial
+
+import numpy as np
+
+from paceline.models.dtypes import has_blocks
+from paceline.models.heads.prediction import PredictionNet
+from paceline.models.numba_executor.executor import NumbaModel
+from paceline.models.numba_executor.heads.machine import Tables, batch_of_states
+from paceline.models.numba_executor.heads.material import Material
+from paceline.models.numba_executor.heads.program import NORM_PUT, PRODUCT, Buffers, Program
+from paceline.models.numba_executor.weights import BLOCKS, load_layers
+
+
+def prediction_net(material: Material, target: NumbaModel) -> PredictionNet:
+    """The net of a record with a layer in the target's files, on the target's threads and with its tables.
+
+    Raises:
+        UnsupportedModel: the kernels do not cover the layer.
+    """
+    record = material.record
+    assert record.layer is not None
+    dtype = target.dtype_choice.name
+    if dtype == BLOCKS and not has_blocks(record.layer):  # then it has tables of its own
+        layer = NumbaModel(record.layer, "w8a8", kv_cache_dtype=target.cache_dtype, team=target.team)
+    else:
+        load = partial(load_layers, beside=target.shared_weights)
+        layer = NumbaModel(record.layer, dtype, kv_cache_dtype=target.cache_dtype, load=load, team=target.team)
+    return PredictionNet(record, layer, _Entrance(material))
+
+
+class _Entrance:
+    """The projection of normed embeddings and hidden states."""
+
+    def __init__(self, material: Material) -> None:
+        config, buffers = material.target_config, Buffers()
+        width = config.hidden_size
+        self._embedding = material.embedding()
+        self._embedded, self._hidden, self._out = (buffers.floats(width) for _ in range(3))
+        self._pair = buffers.codes(2 * width)
+        self._norms = material.vector("embed_norm.weight"), material.vector("hidden_norm.weight")
+        self._matrix = material.matrix_or_none("fc.weight")
+        self._machine = material.machine(buffers, 0, config.norm_eps)
+        self._tables = Tables(self._program)
+
+    def __call__(self, tokens: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+        """See `prediction.Entrance`."""
+        table = self._tables()
+        self._machine.reserve(len(tokens), 0, 1, len(table))
+        self._machine.floats(self._hidden, len(tokens))[:] = hidden
+        self._machine.run(table, batch_of_states(tokens), None)
+        return self._machine.floats(self._out, len(tokens))
+
+    def _program(self) -> Program:
+        program, width = Program(), self._embedded.width
+        self._embedding.add(program, 0, self._embedded)
+        for number, source in enumerate((self._embedded, self._hidden)):
+            program.add(
+                NORM_PUT, 0, source, self._pair, target_column=number * width, weight=self._norms[number], width=width
+            )
+        program.add(PRODUCT, 0, self._pair, self._out, weight=self._matrix)
+        return program
