@@ -150,17 +150,6 @@ class CausalLM(Protocol):
         ...
 
 
-@runtime_checkable
-class TakesInputs(Protocol):
-    """A `CausalLM` whose first layer can be given hidden states in the place of embeddings."""
-
-    def forward_from(
-        self, inputs: np.ndarray, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()
-    ) -> ForwardOutput:  # fmt: skip
-        """As `CausalLM.forward`, with `inputs` [M, hidden] float32 entering the first layer."""
-        ...
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class DrawnOutput:
     """What a pass returns whose tokens were sampled on the device that holds the logits.

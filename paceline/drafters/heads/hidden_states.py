@@ -2,7 +2,8 @@
 
 States arrive with every step, and stay where they were computed unless there are many. Missing ones (a prompt's prefix
 came from the prefix cache, or too many were stored) are recomputed by the target over the request's own pages, which
-rewrites identical keys and values. Not for running heads (the runners of this folder).
+rewrites identical keys and values. A target with recurrent layers no longer has its states of old places: there the
+head reads zeros, which makes its drafts worse and no text another. Not for running heads (the runners of this folder).
 """
 
 from collections import deque
@@ -79,6 +80,7 @@ class HiddenStates:
     def __init__(self, taps: Sequence[int], target: CausalLM, cache: KVCache, max_rows: int = 512) -> None:
         self.taps, self.max_positions = tuple(taps), target.config.max_position_embeddings
         self._target, self._cache, self._max_rows = target, cache, max_rows
+        self._zeros = np.zeros((max_rows, target.config.hidden_size), np.float32) if target.config.recurrence else None
         self._held: dict[str, _Held] = {}
         self._tables: WeakValueDictionary[int, Any] = WeakValueDictionary()
         """Tables on a device that stored states are part of, by identity."""
@@ -133,10 +135,13 @@ class HiddenStates:
         self._held.pop(request_id, None)
 
     def _computed(self, context: DraftContext, first: int, last: int) -> list[Piece]:
-        """Recompute the states at positions `first` to `last` - 1 by passes of the target."""
+        """Recompute the states at positions `first` to `last` - 1 by passes of the target; zeros if it cannot."""
         found, tokens = [], context.token_ids
         for start in range(first, last, self._max_rows):
             end = min(start + self._max_rows, last)
+            if self._zeros is not None:
+                found.append(tuple([self._zeros[: end - start]] * len(self.taps)))
+                continue
             part = Part(context.page_table, start, tokens[start:end], logits="none")
             found.append(self._piece(self._target.forward(build_rows([part]), self._cache, self.taps).taps))
         return found

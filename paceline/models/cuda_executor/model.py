@@ -38,7 +38,6 @@ from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.torch_executor.device_states import DeviceStates
 from paceline.models.torch_executor.layers import Pass
 from paceline.models.torch_executor.model import (
-    DecoderStack,
     Stage,
     Taps,
     TorchModel,
@@ -116,16 +115,6 @@ class CudaModel(TorchModel):
         self.num_lookahead_slots = int(self.records_passes)
 
     head_builder = "paceline.models.cuda_executor.heads.build"
-
-    @property
-    def activations(self) -> torch.dtype:
-        """The number format of hidden states, keys and values."""
-        return self._stage.dtype
-
-    @property
-    def stack(self) -> DecoderStack:
-        """The layers and tables."""
-        return self._stage.stack
 
     def _load(self, checkpoint: Checkpoint, device: str) -> Stage:
         peers = self.peers

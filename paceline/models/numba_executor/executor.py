@@ -195,7 +195,7 @@ class NumbaModel:
     def forward_from(
         self, inputs: np.ndarray, rows: Rows, cache: KVCache, taps: tuple[int, ...] = ()
     ) -> ForwardOutput:  # fmt: skip
-        """See `TakesInputs`."""
+        """As `forward`, with `inputs` [M, hidden] entering the first layer in the place of embeddings."""
         return self._pass(rows, cache, taps, _NOTHING, np.ascontiguousarray(inputs, np.float32).reshape(-1))
 
     def race(self, logits: np.ndarray, best: int, question: Question) -> int | None:

@@ -236,6 +236,21 @@ class TorchModel:
         """Bytes of the weights."""
         return self._stage.num_bytes
 
+    @property
+    def activations(self) -> torch.dtype:
+        """The number format of hidden states, keys and values."""
+        return self._stage.dtype
+
+    @property
+    def stack(self) -> DecoderStack:
+        """The layers and tables."""
+        return self._stage.stack
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this process holds all of the model."""
+        return self._stage.shard == Shard.whole(self.config)
+
     def new_cache(self, num_pages: int) -> TorchKVCache:
         """An empty cache of `num_pages` pages."""
         return self._stage.new_cache(num_pages)

@@ -68,7 +68,11 @@ def _layer_model(theirs):
 
     config = copy.deepcopy(_text(theirs.config))
     config.num_hidden_layers = 1
-    for field, value in (("layer_types", ["full_attention"]), ("first_k_dense_replace", 0), ("mlp_layer_types", ["sparse"])):
+    for field, value in (
+        ("layer_types", ["full_attention"]),
+        ("first_k_dense_replace", 0),
+        ("mlp_layer_types", ["sparse"]),
+    ):
         if getattr(config, field, None) is not None:
             setattr(config, field, value)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()

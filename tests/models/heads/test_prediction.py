@@ -13,6 +13,7 @@ from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.resolve import ModelSource
 from paceline.models.rows import Part, build_rows
+from paceline.models.torch_executor import TorchModel
 from tests.fakes import ByteTokenizer
 
 from ..tiny import random_tokens
@@ -36,7 +37,7 @@ def loaded_from(folder, executor=NumbaModel, dtype="float32"):
     return LoadedModel(source, executor(source.checkpoint, dtype=dtype))
 
 
-@pytest.fixture(scope="module", params=[NumbaModel])
+@pytest.fixture(scope="module", params=[NumbaModel, TorchModel])
 def net(request, predicting):
     target = loaded_from(predicting[0], request.param)
     return make_net(head_in(target.source), target), predicting[1]

@@ -22,7 +22,8 @@ _FORMATS = ("auto", "float32", "bfloat16", "float16")
 def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> Any:
     """The net of `record` on the target's device.
 
-    Falcon and P-EAGLE, and all heads if the target uses PyTorch's attention, run as in the torch executor, in float32.
+    Falcon and P-EAGLE, and all heads if the target uses PyTorch's attention, run as in the torch executor, in float32;
+    so does a layer in the target's own files, in the target's format.
 
     Args:
         dtype: dtype of its matrices and keys; ``auto`` is that of the target's activations.
@@ -38,7 +39,7 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
             "dtype", f"{dtype!r} is not known to heads on a GPU", f"use one of {', '.join(_FORMATS)}"
         )
     shape = NETS[record.config.family][1] if record.config.family in NETS else None
-    if shape is None or shape not in (*_PAGED, TorchStepNet) or model.attention == "sdpa":
+    if record.layer is not None or shape not in (*_PAGED, TorchStepNet) or model.attention == "sdpa":
         return in_torch.make_net(record, target)
     kind = model.activations if dtype == "auto" else getattr(torch, dtype)
     net = in_torch.network_of(record, *_tables(model, target)).to(model.device)

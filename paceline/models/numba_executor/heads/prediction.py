@@ -1,6 +1,7 @@
 """A target's own layer for multi-token prediction on the CPU kernels; see `models/heads/prediction.py`."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from paceline.models.numba_executor.heads.machine import Tables, batch_of_states
 from paceline.models.numba_executor.heads.material import Material
 from paceline.models.numba_executor.heads.program import NORM_PUT, PRODUCT, Buffers, Program
 from paceline.models.numba_executor.weights import BLOCKS, load_layers
+from paceline.models.states import States
 
 
 def prediction_net(material: Material, target: NumbaModel) -> PredictionNet:
@@ -19,14 +21,13 @@ def prediction_net(material: Material, target: NumbaModel) -> PredictionNet:
     Raises:
         UnsupportedModel: the kernels do not cover the layer.
     """
-    record = material.record
+    record, dtype = material.record, target.dtype_choice.name
     assert record.layer is not None
-    dtype = target.dtype_choice.name
-    if dtype == BLOCKS and not has_blocks(record.layer):  # then it has tables of its own
-        layer = NumbaModel(record.layer, "w8a8", kv_cache_dtype=target.cache_dtype, team=target.team)
-    else:
-        load = partial(load_layers, beside=target.shared_weights)
-        layer = NumbaModel(record.layer, dtype, kv_cache_dtype=target.cache_dtype, load=load, team=target.team)
+    how: dict[str, Any] = {"load": partial(load_layers, beside=target.shared_weights)}
+    stays_in_blocks = has_blocks(record.layer)
+    if dtype == BLOCKS and not stays_in_blocks:  # then tables of blocks do not fit, and it has its own
+        dtype, how = "w8a8", {}
+    layer = NumbaModel(record.layer, dtype, kv_cache_dtype=target.cache_dtype, team=target.team, **how)
     return PredictionNet(record, layer, _Entrance(material))
 
 
@@ -44,11 +45,11 @@ class _Entrance:
         self._machine = material.machine(buffers, 0, config.norm_eps)
         self._tables = Tables(self._program)
 
-    def __call__(self, tokens: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+    def __call__(self, tokens: np.ndarray, hidden: States) -> np.ndarray:
         """See `prediction.Entrance`."""
         table = self._tables()
         self._machine.reserve(len(tokens), 0, 1, len(table))
-        self._machine.floats(self._hidden, len(tokens))[:] = hidden
+        self._machine.floats(self._hidden, len(tokens))[:] = np.asarray(hidden)
         self._machine.run(table, batch_of_states(tokens), None)
         return self._machine.floats(self._out, len(tokens))
 

@@ -10,10 +10,13 @@ from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel
 from paceline.models.heads.record import HeadRecord
 from paceline.models.loaded import LoadedModel
 from paceline.models.torch_executor.heads.nets import NETS
+from paceline.models.torch_executor.heads.prediction import prediction_net
 
 
 def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> Any:
     """The net of `record` in float32 on the device of `target`; on the CPU where the target has none.
+
+    A layer in the target's own files has the target's number format.
 
     Raises:
         UnsupportedModel: the family is not supported here.
@@ -22,6 +25,8 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
     """
     if dtype not in ("auto", "float32"):
         raise InvalidParameter("dtype", f"{dtype!r} is not known to heads in torch", "use auto or float32")
+    if record.layer is not None:
+        return prediction_net(record, target.model)
     return net_of(record, *tables_of(target), device=getattr(target.model, "device", torch.device("cpu")))
 
 
