@@ -58,7 +58,8 @@ def _longrope(rotated: int) -> dict:
     return {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": short, "long_factor": long}
 
 
-def _configs():
+def configs():
+    """Family, or a name for one of its forms, to a small config of transformers'."""
     import transformers as t
 
     many = {"num_hidden_layers": 7}
@@ -199,27 +200,33 @@ def _configs():
     }  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def tiny_models(tmp_path_factory):
-    """Family to (folder, transformers model), random and large enough that every part of it matters."""
+def random_model(family, config, seed):
+    """transformers' model of `config`, random and so large in all its parts that each of them matters."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    torch.manual_seed(seed)
+    maker = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    model = maker.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    for name, parameter in model.named_parameters():
+        is_scale = parameter.ndim == 1 and name.endswith("weight")
+        std = next((own for part, own in STDS.items() if name.endswith(part)), 0.2)
+        is_scale = is_scale and (family not in ZERO_CENTRED or "linear_attn" in name)
+        torch.nn.init.normal_(parameter, mean=1.0 if is_scale else 0.0, std=std)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            torch.nn.init.normal_(buffer, mean=1.0, std=0.2)
+        if name.endswith("e_score_correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.2)
+    return model
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory):
+    """Family to (folder, transformers model), random and large enough that every part of it matters."""
     models = {}
-    for family, config in _configs().items():
-        torch.manual_seed(len(models))
-        maker = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
-        model = maker.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-        for name, parameter in model.named_parameters():
-            is_scale = parameter.ndim == 1 and name.endswith("weight")
-            std = next((own for part, own in STDS.items() if name.endswith(part)), 0.2)
-            is_scale = is_scale and (family not in ZERO_CENTRED or "linear_attn" in name)
-            torch.nn.init.normal_(parameter, mean=1.0 if is_scale else 0.0, std=std)
-        for name, buffer in model.named_buffers():
-            if name.endswith("layer_scalar"):
-                torch.nn.init.normal_(buffer, mean=1.0, std=0.2)
-            if name.endswith("e_score_correction_bias"):
-                torch.nn.init.normal_(buffer, std=0.2)
+    for family, config in configs().items():
+        model = random_model(family, config, len(models))
         folder = tmp_path_factory.mktemp(family)
         model.save_pretrained(folder)
         models[family] = (folder, model)

@@ -51,6 +51,7 @@ _LLAMA_KEYS = {
     "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
     "routed_scaling_factor": "expert_weights_scale", "norm_topk_prob": "expert_weights_norm",
     "moe_layer_interval": "interleave_moe_layer_step", "num_nextn_predict_layers": "nextn_predict_layers",
+    "mtp_num_hidden_layers": "nextn_predict_layers",
     "use_parallel_residual": "use_parallel_residual", "logit_scale": "logit_scale",
 }  # fmt: skip
 
@@ -263,7 +264,8 @@ def _rope_factors(config: dict[str, Any]) -> dict[str, np.ndarray]:
 def _tensors(config: dict[str, Any], stored: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     kind, layers = config["model_type"], config.get("num_hidden_layers") or config["n_layer"]
     names = gguf.get_tensor_name_map(next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == _architecture(config)),
-                                     layers)  # fmt: skip
+                                     layers + _predicting(config))  # fmt: skip
+    stored = {_of_prediction(name, layers): values for name, values in stored.items()}
     if kind.startswith("granitemoe"):
         stored = dict(part for name, values in stored.items() for part in _granite4(config, name, values))
     if kind == "gpt_neox":
@@ -286,9 +288,32 @@ def _tensors(config: dict[str, Any], stored: dict[str, np.ndarray]) -> Iterator[
             name, values = name.replace("correction_bias", "correction.bias"), values.reshape(-1)
         if name.endswith(".expert_bias"):
             name = f"{name}.bias"
-        found = names.get_name(name, (".weight", ".bias", ".scale"))
+        found = names.get_name(name, (".weight", ".bias", ".scale")) or _of_entrance(name)
         assert found is not None, name
         yield found, _changed(config, name, values)
+
+
+def _predicting(config: dict[str, Any]) -> int:
+    return config.get("num_nextn_predict_layers") or config.get("mtp_num_hidden_layers") or 0
+
+
+def _of_prediction(name: str, layers: int) -> str:
+    """Qwen's names of a layer for multi-token prediction as those of a layer after the last one."""
+    if not name.startswith("mtp."):
+        return name
+    for theirs, ours in (("layers.0.", ""), ("fc.", "eh_proj."), ("pre_fc_norm_embedding.", "enorm."),
+                         ("pre_fc_norm_hidden.", "hnorm."), ("norm.", "shared_head.norm.")):  # fmt: skip
+        if name.startswith(f"mtp.{theirs}"):
+            return f"model.layers.{layers}.{ours}{name.removeprefix(f'mtp.{theirs}')}"
+    return name
+
+
+def _of_entrance(name: str) -> str | None:
+    """The name of a tensor of such a layer, which the package lacks for some architectures."""
+    number, _, part = name.removeprefix("model.layers.").partition(".")
+    parts = {"eh_proj", "enorm", "hnorm", "shared_head.norm"}
+    stem = part.removesuffix(".weight")
+    return f"blk.{number}.nextn.{stem.replace('.', '_')}.weight" if stem in parts else None
 
 
 def _changed(config: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:

@@ -212,9 +212,11 @@ def transformers_prediction(config: ModelConfig, names: Container[str]) -> Predi
     family = family_of(config.model_type)
     first, after = (f"{family.layers.format(number)}." for number in (0, config.num_hidden_layers))
     norm = f"{family.names.get('model.norm', 'model.norm')}."
-    if "mtp.fc.weight" in names:
-        stems = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
-        return Prediction({first: "mtp.layers.0.", norm: "mtp.norm."}, [f"mtp.{stem}.weight" for stem in stems])
+    for prefix in ("mtp.", "model.mtp."):
+        if f"{prefix}fc.weight" in names:
+            stems = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+            renamed = {first: f"{prefix}layers.0.", norm: f"{prefix}norm."}
+            return Prediction(renamed, [f"{prefix}{stem}.weight" for stem in stems])
     if f"{after}eh_proj.weight" in names:
         stems = ("eh_proj", "enorm", "hnorm")
         return Prediction(

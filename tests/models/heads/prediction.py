@@ -33,7 +33,10 @@ def with_prediction_layer(name, folder, theirs):
     [path] = folder.glob("*.safetensors")
     save_file(load_file(path) | {key: values.contiguous() for key, values in added.items()}, path)
     config = folder / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_nextn_predict_layers": 1}))
+    values = json.loads(config.read_text())
+    own = values.get("text_config", values)
+    own["num_nextn_predict_layers" if name in DEEPSEEK else "mtp_num_hidden_layers"] = 1
+    config.write_text(json.dumps(values))
     return Reference(theirs, layer, fc, [norm + shift for norm in norms])
 
 
