@@ -6,7 +6,7 @@ import pytest
 
 from paceline.config import EngineConfig
 from paceline.engine.llm import LLM
-from paceline.errors import DrafterWarning, ModelNotFound
+from paceline.errors import DrafterWarning, InvalidParameter, ModelNotFound
 from paceline.models.files.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor import weights
@@ -71,6 +71,28 @@ def test_texts_are_plain_decodings_after_hits_in_the_prefix_cache_too(loaded, pl
             assert texts(outputs) == plain
             assert all(output.stats.num_draft_tokens > 20 for output in outputs)
     assert max(output.metrics.num_cached_tokens for output in outputs) > 0
+
+
+def test_drafts_of_common_tokens_change_no_text(loaded, plain):
+    spec = {"method": "mtp", "num_speculative_tokens": 3, "policy": "fixed", "options": {"draft_vocab_size": 40}}
+    llm, drafted = llm_of(loaded, spec), []
+    propose = llm.engine.drafter.propose
+
+    def noted(contexts):
+        trees = propose(contexts)
+        drafted.extend(token for tree in trees for token in tree.tokens)
+        return trees
+
+    llm.engine.drafter.propose = noted
+    assert texts(llm.generate(PROMPTS, EACH)) == plain
+    assert len(drafted) > 20
+    assert max(drafted) < 40
+
+
+def test_only_a_prediction_layer_has_its_number_of_tokens_chosen(loaded):
+    spec = {"method": "mtp", "options": {"draft_vocab_size": 0}}
+    with pytest.raises(InvalidParameter, match="draft_vocab_size: 0 is not 1 or more"):
+        llm_of(loaded, spec)
 
 
 def test_long_prompts_are_read_along_in_chunks(loaded, plain):

@@ -32,6 +32,10 @@ class AutoregressiveRunner(PagedRunner):
         self.verifies_early = self.drafts_ahead = getattr(net, "verifies_early", False)
         self._below: dict[str, dict[int, np.ndarray]] = {}
 
+    def score_with(self, net: AutoregressiveNet) -> None:
+        """Draft with `net` from now on, whose caches are those of the present one."""
+        self._net = net
+
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
         """Run one pass: for each admitted growth the logits [len(nodes), draft vocab] after its `nodes`, all of one
         level."""

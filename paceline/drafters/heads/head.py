@@ -10,12 +10,13 @@ target.
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from paceline.drafters.base import DraftContext
 from paceline.drafters.chains_at_once import ChainRunner, chains_at_once
+from paceline.drafters.common_tokens import CommonTokens, common_tokens
 from paceline.drafters.draft_runner import Runner, grow_all
 from paceline.drafters.heads.autoregressive import AutoregressiveRunner
 from paceline.drafters.heads.block import BlockRunner
@@ -26,8 +27,8 @@ from paceline.drafters.heads.stepwise import StepRunner
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import TreeShape
 from paceline.drafters.trees.options import CHAIN
-from paceline.errors import HeadWarning
-from paceline.models.architecture.size import num_parameters
+from paceline.errors import HeadWarning, InvalidParameter
+from paceline.models.architecture.size import weights_per_row
 from paceline.models.heads.build import make_net
 from paceline.models.heads.nets import AutoregressiveNet, BlockNet, HalfAutoregressiveNet, HeadNet
 from paceline.models.heads.record import HeadRecord, weights_read
@@ -53,11 +54,14 @@ class HeadDrafter:
         record: of the head.
         shape: of the trees.
         cost_ratio: cost of one level over that of a target pass.
+        common: reduced vocabulary, used where it covers all texts that are drafted together.
     """
 
     def __init__(
-        self, name: str, runner: HeadRunner, record: HeadRecord, shape: TreeShape = CHAIN, cost_ratio: float = 0.1
-    ) -> None:
+        self, name: str, runner: HeadRunner, record: HeadRecord, shape: TreeShape = CHAIN, cost_ratio: float = 0.1,
+        common: CommonTokens[Any] | None = None,
+    ) -> None:  # fmt: skip
+        self._common = common
         self.name, self.runner, self._begin, config = name, runner, shape.begin, record.config
         self._ids = None if record.draft_ids is None else record.draft_ids.astype(np.int64)
         self._chains = cast(ChainRunner, runner) if not shape.branches and runner.can_chain else None
@@ -77,6 +81,9 @@ class HeadDrafter:
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:
         """See `Drafter`."""
+        if self._common is not None and isinstance(self.runner, AutoregressiveRunner):
+            contexts, net = self._common.narrowed(contexts)
+            self.runner.score_with(net)
         growths = [self._begin(self._own(context)) for context in contexts]
         chains = chains_at_once(self._chains, growths)
         runners: list[Runner] = [self.runner]
@@ -105,28 +112,37 @@ class HeadDrafter:
 
 
 def head_of(
-    record: HeadRecord, services: DraftServices, shape: TreeShape = CHAIN, dtype: str | None = None
-) -> HeadDrafter:
+    record: HeadRecord, services: DraftServices, shape: TreeShape = CHAIN, dtype: str | None = None,
+    draft_vocab_size: int | None = None,
+) -> HeadDrafter:  # fmt: skip
     """A drafter with a head that fits the target, and a cache as large as the target's.
 
     Args:
         dtype: of the head's weights; None is the fastest, ``auto`` the target's.
+        draft_vocab_size: of a prediction layer in the target's files; for the default see `common_tokens`.
 
     Raises:
         UnsupportedModel: the target's executor cannot run the head, or cannot return its taps.
+        InvalidParameter: a `draft_vocab_size` below 1, or for another head.
 
     Warns:
         HeadWarning: on the self-check text of its card the head does far worse than recorded there.
     """
     target = services.target
     net = make_net(record, target, dtype)
+    common = common_tokens(net, draft_vocab_size) if record.layer is not None else None
+    if record.layer is None and draft_vocab_size is not None:
+        problem = f"{record.config.family} heads have a vocabulary of their own"
+        raise InvalidParameter("draft_vocab_size", problem, "leave it out")
     check = run_self_check(target.model, net, record.card)
     if check is not None and not check.passed:
         warnings.warn(str(check), HeadWarning, stacklevel=2)
     states = HiddenStates(record.config.taps, target.model, services.cache)
     runner = make_runner(net, states, services.num_pages, target.model.config.vocab_size)
-    ratio = weights_read(record) / num_parameters(target.model.config)
-    return HeadDrafter(record.config.family, runner, record, shape, ratio)
+    read = weights_read(record, None if common is None else len(common.ids))
+    return HeadDrafter(
+        record.config.family, runner, record, shape, read / weights_per_row(target.model.config), common
+    )  # fmt: skip
 
 
 def make_runner(net: HeadNet, states: HiddenStates, num_pages: int, vocab_size: int) -> HeadRunner:

@@ -25,12 +25,14 @@ def _maker(family: Family | None) -> Callable[..., HeadDrafter]:
         depth: int | None = None,
         replacement: bool | None = None,
         dtype: str | None = None,
+        draft_vocab_size: int | None = None,
     ) -> HeadDrafter:
         """A trained head that fits the target; the tree as in `tree_shape`.
 
         Args:
             model: a name (``smollm2-135m/eagle3``), a path, or ``auto``: the best head for the target.
             dtype: how its weights are stored, by default as its drafts are quickest; ``auto`` as the target's.
+            draft_vocab_size: of a prediction layer in the target's files: propose only the first that many tokens.
 
         Raises:
             ModelNotFound: there is no head for this target, or none of that name.
@@ -46,7 +48,7 @@ def _maker(family: Family | None) -> Callable[..., HeadDrafter]:
             tree, expansion=expansion, paths=paths, topk=topk, depth=depth, replacement=replacement,
             block_tokens=record.config.block_tokens,
         )  # fmt: skip
-        return head_of(record, services, shape, dtype)
+        return head_of(record, services, shape, dtype, draft_vocab_size)
 
     make.__name__ = make.__qualname__ = family or "head"
     return make

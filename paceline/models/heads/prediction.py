@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import NORMED, PAGE_SIZE, ForwardOutput, KVCache, Rows
 from paceline.models.chains import ChainDraft
 from paceline.models.files.checkpoint import ENTRANCE, Predicts
@@ -48,6 +49,11 @@ def head_in(target: ModelSource) -> HeadRecord | None:
 class Layer(Protocol):
     """A model of one layer that is given its input."""
 
+    @property
+    def config(self) -> ModelConfig:
+        """See `CausalLM.config`."""
+        ...
+
     def new_cache(self, num_pages: int) -> KVCache:
         """See `CausalLM.new_cache`."""
         ...
@@ -68,6 +74,11 @@ class PredictionNet:
 
     def __init__(self, record: HeadRecord, layer: Layer, entrance: Entrance) -> None:
         self.record, self._layer, self._entrance = record, layer, entrance
+
+    @property
+    def config(self) -> ModelConfig:
+        """The architecture of its layer."""
+        return self._layer.config
 
     def new_cache(self, num_pages: int) -> KVCache:
         """See `nets.AutoregressiveNet.new_cache`."""

@@ -141,8 +141,10 @@ class HeadRecord:
     layer: Checkpoint | None = None
 
 
-def weights_read(record: HeadRecord) -> int:
+def weights_read(record: HeadRecord, scored: int | None = None) -> int:
     """Number of weights read per drafted level: all of the head's tensors, and the output head.
+
+    Of the latter as many rows as tokens are `scored`; all by default.
 
     A block head reads them once for all its levels and Falcon once for `block_tokens`, so the number is divided by
     that. Embeddings are not counted, as single rows of them are read.
@@ -151,6 +153,6 @@ def weights_read(record: HeadRecord) -> int:
     unread = ("embed_tokens.weight", "markov_head.markov_w1.weight", "emb.")
     own = sum(np.size(values) for name, values in record.tensors.items() if not name.startswith(unread))
     own += 0 if record.layer is None else weights_per_row(record.layer.config, scored=0)
-    head = 0 if config.owns_head else config.draft_vocab_size * config.target.hidden_size
+    head = 0 if config.owns_head else (scored or config.draft_vocab_size) * config.target.hidden_size
     levels = config.num_steps if config.family in ("dflash", "dspark", "medusa") else config.block_tokens
     return (own + head) // levels

@@ -15,7 +15,7 @@ from paceline.models.numba_executor.weights import BLOCKS, load_layers
 from paceline.models.states import States
 
 
-def prediction_net(material: Material, target: NumbaModel) -> PredictionNet:
+def prediction_net(material: Material, target: NumbaModel) -> "NumbaPredictionNet":
     """The net of a record with a layer in the target's files, on the target's threads and with its tables.
 
     Raises:
@@ -28,7 +28,16 @@ def prediction_net(material: Material, target: NumbaModel) -> PredictionNet:
     if dtype == BLOCKS and not stays_in_blocks:  # then tables of blocks do not fit, and it has its own
         dtype, how = "w8a8", {}
     layer = NumbaModel(record.layer, dtype, kv_cache_dtype=target.cache_dtype, team=target.team, **how)
-    return PredictionNet(record, layer, _Entrance(material))
+    return NumbaPredictionNet(record, layer, _Entrance(material))
+
+
+class NumbaPredictionNet(PredictionNet):
+    """See `PredictionNet`."""
+
+    def with_vocabulary(self, size: int) -> "NumbaPredictionNet":
+        """A net with the same weights and caches that scores only the first `size` tokens."""
+        assert isinstance(self._layer, NumbaModel)
+        return NumbaPredictionNet(self.record, self._layer.with_vocabulary(size), self._entrance)
 
 
 class _Entrance:
