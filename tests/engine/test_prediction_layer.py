@@ -2,7 +2,9 @@
 
 import warnings
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from paceline.config import EngineConfig
 from paceline.engine.llm import LLM
@@ -98,6 +100,28 @@ def test_only_a_prediction_layer_has_its_number_of_tokens_chosen(loaded):
 def test_long_prompts_are_read_along_in_chunks(loaded, plain):
     llm = llm_of(loaded, {"method": "mtp", "policy": "goodput"}, max_num_batched_tokens=16)
     assert texts(llm.generate(PROMPTS, EACH)) == plain
+
+
+def test_a_layer_that_knows_the_next_token_has_its_drafts_accepted(tmp_path, monkeypatch):
+    """Where the next token depends on the last one alone, a layer that hands its embedding on predicts all others."""
+    monkeypatch.setattr(weights, "cache_dir", lambda: tmp_path / "converted")
+    model = random_model("qwen3_5_text", configs()["qwen3_5_text"], 1)
+    model.save_pretrained(tmp_path / "model")
+    with_prediction_layer("qwen3_5_text", tmp_path / "model", model)
+    [path] = (tmp_path / "model").glob("*.safetensors")
+    tensors = load_file(path)
+    for name, values in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight", "out_proj.weight")):
+            values *= 0.001
+    size = len(tensors["model.norm.weight"])
+    tensors["mtp.fc.weight"] = np.concatenate([np.eye(size), np.zeros((size, size))], axis=1).astype(np.float32)
+    tensors["mtp.pre_fc_norm_embedding.weight"] *= 0  # norm weights less one
+    tensors["mtp.norm.weight"] = tensors["model.norm.weight"].copy()
+    save_file(tensors, path)
+    llm = llm_of(loaded_from(tmp_path / "model"), {"method": "mtp", "num_speculative_tokens": 3, "policy": "fixed"})
+    stats = [output.stats for output in llm.generate(PROMPTS, EACH[0])]
+    assert sum(one.num_accepted_tokens for one in stats) > 0.9 * sum(one.num_draft_tokens for one in stats)
+    assert min(one.acceptance_length for one in stats) > 3
 
 
 def test_a_model_without_such_a_layer_says_so(folder, tmp_path):

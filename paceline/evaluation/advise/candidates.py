@@ -27,6 +27,7 @@ from paceline.evaluation.advise.walk import offers_along, replay_drafter, replay
 from paceline.evaluation.bench.own_arms import specs_of
 from paceline.evaluation.tune import TunePlan, profile_model
 from paceline.models.base import RunsHeads
+from paceline.models.heads.prediction import has_layer
 from paceline.models.heads.registry import best_head
 from paceline.models.loaded import LoadedModel
 from paceline.scheduling.profile import Profile
@@ -289,5 +290,6 @@ def from_profiles(profiles: Sequence[Mapping[str, Any]], texts: Sequence[Text], 
 
 
 def default_candidates(target: LoadedModel) -> list[str]:
-    """Lookups, and the best head for these weights if there is one."""
-    return ["ngram", "suffix", *(["head"] if best_head(target.source) and isinstance(target.model, RunsHeads) else [])]
+    """Lookups, and the best head for these weights if there is one, or else the prediction layer in their files."""
+    has_head = isinstance(target.model, RunsHeads) and (best_head(target.source) or has_layer(target.source))
+    return ["ngram", "suffix", *(["head"] if has_head else [])]

@@ -29,6 +29,11 @@ _STEPS = 2
 """Tokens to draft at first. The layer is trained to predict one; those after it are predicted from its own states."""
 
 
+def has_layer(target: ModelSource) -> bool:
+    """Whether `head_in` finds a head. Raises as it does."""
+    return isinstance(target.checkpoint, Predicts) and target.checkpoint.prediction_layer() is not None
+
+
 def head_in(target: ModelSource) -> HeadRecord | None:
     """The head that is a layer in the files of `target`; None where there is none.
 
