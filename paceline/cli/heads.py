@@ -55,6 +55,7 @@ def list_heads(model: Target = None, as_json: o.Json = False) -> None:
 
         paceline heads list -m smollm2-135m --json
     """
+    from paceline.models.heads.prediction import has_layer
     from paceline.models.heads.registry import all_heads, find_heads, user_heads
 
     found = all_heads() if model is None else find_heads(_source(model))
@@ -72,6 +73,10 @@ def list_heads(model: Target = None, as_json: o.Json = False) -> None:
         show_table(table, output)
     else:
         print("No heads" + (f" for {model}" if model else "") + ": paceline train head makes one.")
+    if model is not None and has_layer(_source(model)):
+        messages.print(
+            "the model brings a layer for multi-token prediction: draft with it by --draft mtp", soft_wrap=True
+        )
     messages.print(f"your own go to {user_heads()}", style="dim", soft_wrap=True)
 
 

@@ -8,8 +8,9 @@ from safetensors.numpy import load_file, save_file
 
 from paceline.config import EngineConfig
 from paceline.engine.llm import LLM
-from paceline.errors import DrafterWarning, InvalidParameter, ModelNotFound
+from paceline.errors import DrafterWarning, InvalidParameter, ModelNotFound, UnsupportedModel
 from paceline.models.files.safetensors_folder import SafetensorsCheckpoint
+from paceline.models.heads.files import read_head
 from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.executor import NumbaModel
@@ -122,6 +123,13 @@ def test_a_layer_that_knows_the_next_token_has_its_drafts_accepted(tmp_path, mon
     stats = [output.stats for output in llm.generate(PROMPTS, EACH[0])]
     assert sum(one.num_accepted_tokens for one in stats) > 0.9 * sum(one.num_draft_tokens for one in stats)
     assert min(one.acceptance_length for one in stats) > 3
+
+
+def test_the_targets_own_path_names_its_layer_and_no_other_command_reads_it_as_a_head(loaded, plain, folder):
+    spec = {"method": "mtp", "model": str(folder), "num_speculative_tokens": 2, "policy": "fixed"}
+    assert texts(llm_of(loaded, spec).generate(PROMPTS, EACH)) == plain
+    with pytest.raises(UnsupportedModel, match="is a model"):
+        read_head(folder)
 
 
 def test_a_model_without_such_a_layer_says_so(folder, tmp_path):

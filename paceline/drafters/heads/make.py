@@ -1,6 +1,7 @@
 """Factories of head drafters by user-facing name: ``head`` for the best available one, or a family as in vLLM."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from paceline.drafters.heads.head import HeadDrafter, head_of
 from paceline.drafters.services import DraftServices
@@ -30,7 +31,8 @@ def _maker(family: Family | None) -> Callable[..., HeadDrafter]:
         """A trained head that fits the target; the tree as in `tree_shape`.
 
         Args:
-            model: a name (``smollm2-135m/eagle3``), a path, or ``auto``: the best head for the target.
+            model: a name (``smollm2-135m/eagle3``), a path, or ``auto``: the best head for the target. The target's own
+                path means the prediction layer in its files.
             dtype: how its weights are stored, by default as its drafts are quickest; ``auto`` as the target's.
             draft_vocab_size: of a prediction layer in the target's files: propose only the first that many tokens.
 
@@ -40,7 +42,8 @@ def _maker(family: Family | None) -> Callable[..., HeadDrafter]:
             CorruptWeights, UnsupportedModel: its files cannot be used.
         """
         source = services.target.source
-        record = _best(source, family) if model == AUTO else load_head(model, source)
+        own = head_in(source) if model != AUTO and _is_itself(model, source) else None
+        record = own or (_best(source, family) if model == AUTO else load_head(model, source))
         if family not in (None, record.config.family):
             problem = f"{model} is a head of the family {record.config.family}"
             raise InvalidParameter("method", f"{family!r}, but {problem}", f"use {record.config.family!r} or 'head'")
@@ -52,6 +55,12 @@ def _maker(family: Family | None) -> Callable[..., HeadDrafter]:
 
     make.__name__ = make.__qualname__ = family or "head"
     return make
+
+
+def _is_itself(model: str, source: ModelSource) -> bool:
+    """Whether `model` is the path of the target."""
+    path = getattr(source.checkpoint, "path", None)
+    return path is not None and Path(model).expanduser().resolve() == Path(path).resolve()
 
 
 def _best(source: ModelSource, family: Family | None) -> HeadRecord:

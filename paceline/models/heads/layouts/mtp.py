@@ -1,13 +1,15 @@
 """A multi-token prediction layer inside its target's files: ``mtp.`` (Qwen's names) or ``mtp_layers.0.`` (MiMo's).
 
-Only that part is read, with the layer sizes of the target's config. Embedding and head are the target's. MTP layers
-with other parts (latent attention, experts, gates) are refused, as their tensors are unknown.
+Only that part is read, with the layer sizes of the target's config. Embedding and head are the target's. A model that
+runs here runs its own layer itself, whatever its form (`models/heads/prediction.py`).
 """
 
 from typing import Any
 
 import numpy as np
 
+from paceline.errors import UnsupportedModel
+from paceline.models.architecture.config import SUPPORTED_MODEL_TYPES
 from paceline.models.base import NORMED
 from paceline.models.heads.layer_config import layer_values, read_layer
 from paceline.models.heads.layouts.base import HeadFiles, Layout, Parts, Reading, TargetTables, assemble
@@ -39,6 +41,9 @@ def read(files: HeadFiles, reading: Reading) -> HeadRecord:
     """The head in `files`; see `Layout.read`."""
     settings = Settings(files.values, files.path)
     own = read_own_block(settings)
+    if _runs_here(files):
+        problem = "is a model with a layer for multi-token prediction"
+        raise UnsupportedModel(f"{files.path}: {problem}; run it with --draft mtp, which drafts with that layer")
     layer = read_layer(settings)
     depth = settings.take("mtp_num_hidden_layers", settings.take("num_nextn_predict_layers", 1))
     if depth != 1:
@@ -64,6 +69,14 @@ def write(record: HeadRecord, tables: TargetTables | None = None) -> tuple[dict[
     values = layer_values(layer_of(config), layers) | {"num_nextn_predict_layers": 1, KEY: own_block(record)}
     back = {ours: theirs for theirs, ours in _QWEN.items()}
     return values, {_moved(name, back): array for name, array in record.tensors.items()}
+
+
+def _runs_here(files: HeadFiles) -> bool:
+    """Whether the files are those of a model that runs here, with all its layers."""
+    inner = files.values.get("text_config", files.values)
+    if "mtp.fc.weight" not in files.tensors or inner.get("model_type") not in SUPPORTED_MODEL_TYPES:
+        return False
+    return any(".layers.0." in name for name in files.tensors if not name.startswith(PREFIXES))
 
 
 def _renamed(name: str) -> str:
