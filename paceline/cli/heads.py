@@ -74,9 +74,7 @@ def list_heads(model: Target = None, as_json: o.Json = False) -> None:
     else:
         print("No heads" + (f" for {model}" if model else "") + ": paceline train head makes one.")
     if model is not None and has_layer(_source(model)):
-        messages.print(
-            "the model brings a layer for multi-token prediction: draft with it by --draft mtp", soft_wrap=True
-        )
+        messages.print("The model brings a prediction layer: --draft mtp drafts with it.", soft_wrap=True)
     messages.print(f"your own go to {user_heads()}", style="dim", soft_wrap=True)
 
 
