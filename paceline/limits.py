@@ -234,8 +234,16 @@ class Grammar:
         return {kind: _grammar_text(f"{name}.{kind}", kind, source)}
 
 
-def _grammar_text(name: str, kind: str, source: Any) -> str:
-    """The source of a grammar as one string. Raises InvalidParameter."""
+class GrammarSource(str):
+    """The source of a grammar that was checked, as one string: a list of choices is then its JSON text."""
+
+    __slots__ = ()
+
+
+def _grammar_text(name: str, kind: str, source: Any) -> GrammarSource:
+    """The source of a grammar, as it is if it was checked before. Raises InvalidParameter."""
+    if isinstance(source, GrammarSource):
+        return source
     if kind == "choice":
         source = Strings(most=1024, longest=1024)(name, source)
         if not source:
@@ -249,7 +257,7 @@ def _grammar_text(name: str, kind: str, source: Any) -> str:
         raise _refused(name, source, "a text", "give the grammar's source")
     if len(source) > _MOST_GRAMMAR:
         raise InvalidParameter(name, f"{len(source)} characters", f"give at most {_MOST_GRAMMAR}")
-    return source
+    return GrammarSource(source)
 
 
 _DRAFTING: dict[str, Limit] = {

@@ -3,7 +3,7 @@
 import inspect
 import pickle
 import reprlib
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import count
 
 import numpy as np
@@ -83,6 +83,17 @@ def test_what_the_caller_changes_later_changes_nothing():
     bias[2] = float("nan")
     stop.append("")
     assert params.logit_bias == {1: 2.0} and params.stop == ("a",)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [{"choice": ["yes", "no"]}, {"choice": "yes"}, {"json": {"type": "object"}}, {"json_object": True},
+     {"regex": "[0-9]+"}, {"grammar": 'root ::= "x"'}],
+)  # fmt: skip
+def test_a_copy_has_the_same_grammar(grammar):
+    params = SamplingParams(structured_outputs=grammar)
+    assert replace(params, n=2).structured_outputs == params.structured_outputs
+    assert pickle.loads(pickle.dumps(params)) == params
 
 
 def test_one_string_is_one_string():
