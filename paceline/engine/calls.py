@@ -12,7 +12,6 @@ from typing import Any
 
 from paceline.engine.engine import Engine
 from paceline.engine.step import StepOutput
-from paceline.engine.turnstile import Turnstile
 from paceline.models.loaded import LoadedModel
 from paceline.types import RequestOutput, SamplingParams, TokenOutput
 
@@ -46,11 +45,10 @@ class Calls:
     Args:
         engine: runs the requests; it may be replaced while there are none.
         loaded: its weights; once they are closed, adding and reading raise EngineDead.
-        turn: held during a step; shared by all engines on these weights.
     """
 
-    def __init__(self, engine: Engine, loaded: LoadedModel, turn: Turnstile) -> None:
-        self.engine, self._loaded, self._turn = engine, loaded, turn
+    def __init__(self, engine: Engine, loaded: LoadedModel) -> None:
+        self.engine, self._loaded, self._turn = engine, loaded, loaded.turn
         self._numbers = itertools.count()
         self._inboxes: dict[str, Inbox] = {}
         self._forgotten: deque[str] = deque()

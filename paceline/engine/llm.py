@@ -18,7 +18,6 @@ from paceline.engine.pass_costs import pass_costs, step_seconds
 from paceline.engine.profiles import dtype_of
 from paceline.engine.progress import watched
 from paceline.engine.prompts import Message, Prompt, Prompts, as_list, named, per_prompt, text_of, variables_of
-from paceline.engine.turnstile import Turnstile
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, RunsInParts
 from paceline.models.loaded import LoadedModel
@@ -68,31 +67,34 @@ class LLM:
         model, config = str(model), from_mapping(EngineConfig, engine, ("model", "speculative", "progress"))
         wanted = SpeculativeConfig.of(speculative)
         start_compiler(model, config)
-        self._set_up(load(model, config, progress), config, wanted, progress, Turnstile())
+        self._set_up(load(model, config, progress), config, wanted, progress)
 
     @classmethod
     def from_loaded(
         cls, loaded: LoadedModel, config: EngineConfig | None = None,
         speculative: str | Mapping[str, Any] | SpeculativeConfig | None = None, progress: NamedProgress = silent,
     ) -> "LLM":  # fmt: skip
-        """An `LLM` over weights that are loaded already, by default without drafts. `drafting_with` makes more on them.
+        """An `LLM` over weights that are loaded already, by default without drafts.
+
+        All `LLM`s on the same weights run their steps in turn, also those of different threads.
 
         Raises:
             InvalidParameter: the drafter does not fit the weights.
             EngineDead: the weights are closed.
         """
         llm = cls.__new__(cls)
-        llm._set_up(loaded, config or EngineConfig(), SpeculativeConfig.of(speculative), progress, Turnstile())
+        llm._set_up(loaded, config or EngineConfig(), SpeculativeConfig.of(speculative), progress)
         return llm
 
     def _set_up(
-        self, loaded: LoadedModel, config: EngineConfig, wanted: SpeculativeConfig | None, progress: NamedProgress,
-        turn: Turnstile,
-    ) -> None:  # fmt: skip
+        self, loaded: LoadedModel, config: EngineConfig, wanted: SpeculativeConfig | None, progress: NamedProgress
+    ) -> None:
         loaded.check_open()
-        self._loaded, self._config, self._turn = loaded, config, turn
+        self._loaded, self._config, self._turn = loaded, config, loaded.turn
         self.speculative = resolve_drafter(wanted, loaded)
-        self._calls = Calls(build_engine(loaded, config, self.speculative, progress), loaded, turn)
+        with self._turn:  # an engine runs passes before its first step
+            engine = build_engine(loaded, config, self.speculative, progress)
+        self._calls = Calls(engine, loaded)
         self._limit_prompts(config)
 
     def _limit_prompts(self, config: EngineConfig) -> None:
@@ -138,7 +140,7 @@ class LLM:
     ) -> "LLM":
         """Another `LLM` on the same loaded weights, with another drafter and its own cache and engine."""
         other = LLM.__new__(LLM)
-        other._set_up(self._loaded, self._config, SpeculativeConfig.of(speculative), progress, self._turn)
+        other._set_up(self._loaded, self._config, SpeculativeConfig.of(speculative), progress)
         return other
 
     def close(self) -> None:

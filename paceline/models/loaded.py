@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from paceline.errors import EngineDead
 from paceline.models.base import CausalLM
 from paceline.models.resolve import ModelSource
+from paceline.models.turnstile import Turnstile
 
 
 @dataclass(eq=False, slots=True)
@@ -13,11 +14,13 @@ class LoadedModel:
 
     Attributes:
         is_closed: whether `close` was called; no pass can run afterwards.
+        turn: held during a step of an engine on these weights, whose threads and buffers serve one pass at a time.
     """
 
     source: ModelSource
     model: CausalLM
     is_closed: bool = field(default=False, init=False)
+    turn: Turnstile = field(default_factory=Turnstile, init=False)
 
     @property
     def dtype(self) -> str | None:

@@ -15,8 +15,8 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters import registry
 from paceline.drafters.registry import resolve_drafter
 from paceline.engine.llm import LLM
-from paceline.engine.turnstile import Turnstile
 from paceline.errors import EngineDead, InvalidParameter
+from paceline.models.turnstile import Turnstile
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, load_random
 
@@ -156,6 +156,19 @@ def test_threads_share_passes_and_get_their_own_answers(llm):
         assert [one.result() for one in found] == [expected[prompt] for prompt in PROMPTS * 3]
     assert not llm.engine.has_unfinished_requests and not llm._calls
     assert num_steps < 12 * 40  # which is what the calls would take one after the other
+
+
+def test_llms_on_the_same_weights_may_be_used_from_threads_of_their_own(tiny):
+    """They share the threads and buffers of its passes, so they take turns, however each was made."""
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    config = EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none")
+    specs = (None, {"method": "ngram", "policy": "fixed"}, None)
+    llms = [LLM.from_loaded(tiny, config, spec) for spec in specs]
+    wanted = [output.token_ids for output in llms[0].generate(PROMPTS, params)]
+    with ThreadPoolExecutor(len(llms)) as pool:
+        for _ in range(3):
+            found = list(pool.map(lambda llm: [output.token_ids for output in llm.generate(PROMPTS, params)], llms))
+            assert found == [wanted] * len(llms)
 
 
 def test_the_thread_inside_enters_again_while_others_wait():
