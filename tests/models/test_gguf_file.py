@@ -227,7 +227,7 @@ def test_weights_that_are_no_numbers_are_named(tmp_path):
     spoiled = np.ones((256, 256), np.float32)
     spoiled[3, 5] = np.nan
     path = write_gguf(tmp_path / "nan.gguf", gguf_metadata(WIDE), wide_tensors({"blk.0.ffn_up.weight": spoiled}))
-    with pytest.raises(CorruptWeights, match=r"layers\.0\.mlp\.up_proj\.weight holds numbers that are not finite"):
+    with pytest.raises(CorruptWeights, match=r"blk\.0\.ffn_up\.weight holds numbers that are not finite"):
         GGUFCheckpoint(path).tensor("model.layers.0.mlp.up_proj.weight")
 
 

@@ -103,7 +103,7 @@ class GGUFCheckpoint:
             CorruptWeights: there is no such tensor, or it holds numbers that are not finite.
         """
         source = self._source(name)
-        return finite(source.values(self._read(self._entries[source.name])), name, self._path)
+        return finite(source.values(self._read(self._entries[source.name])), source.name, self._path)
 
     def blocks(self, name: str) -> StoredBlocks | None:
         """See `KeepsBlocks`: rows of blocks read from the memory map; None for a vector, and where they are columns."""

@@ -136,7 +136,7 @@ class SafetensorsCheckpoint:
         """
         source = self._source(name)
         stored = self._int4_matrix(source.name).values() if self._is_int4(source.name) else self._floats(source.name)
-        return finite(source.values(stored), name, self._folder)
+        return finite(source.values(stored), source.name, self._folder)
 
     def prediction_layer(self) -> "SafetensorsCheckpoint | None":
         """See `Predicts`. Raises CorruptWeights where a tensor of it is missing or of another shape."""
