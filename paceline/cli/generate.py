@@ -93,13 +93,13 @@ def generate(
     params = answer.params()
     text = read_standard_input() if prompt == "-" else argument_text("prompt", prompt)
     system = None if system is None else argument_text("system", system)
-    suffix = None if suffix is None else argument_text("suffix", suffix)
+    suffix = argument_text("suffix", suffix) if suffix else None
     if not (text or suffix):
         raise InvalidParameter("prompt", "is empty", "give at least one character")
     for option, is_given in (("--chat", chat), ("--chat-template", chat_template), ("--system", system)):
         if is_given and (raw or suffix is not None):
             problem = f"is given beside {option}"
-            raise InvalidParameter("raw" if raw else "suffix", problem, "leave one of the two out")
+            raise InvalidParameter("raw" if suffix is None else "suffix", problem, "leave one of the two out")
     if compare and answer.seed is None and not params.is_greedy:
         raise InvalidParameter("seed", "is missing", "sampled texts can only be compared under one seed")
     speculative = drafting.config()

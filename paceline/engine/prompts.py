@@ -136,11 +136,10 @@ class Prompts:
         return replace(params, stop_token_ids=tuple(dict.fromkeys(ends)))
 
     def _of_gap(self, gap: Gap, add_special_tokens: bool) -> list[int]:
-        if not len(gap):
-            raise InvalidParameter("prompt", "is empty, as is its suffix", "give at least one character of either")
+        self._check_size(gap.after, "suffix")
         self._check_size(gap.before + gap.after)
         around = self.tokenizer.encode("") if add_special_tokens else []
-        first = [token_id for token_id in around if token_id == self.tokenizer.bos_token_id]
+        first = [token_id for token_id in around if token_id not in self.tokenizer.eos_token_ids]
         encode = partial(self._encode, add_special_tokens=False)
         return [*first, *Infill.of(self.tokenizer).prompt(gap.before, gap.after, encode)]
 
@@ -155,17 +154,17 @@ class Prompts:
             return self.tokenizer.encode(text, add_special_tokens)
         return self.tokenizer.encode_masked(text if masked else self.tokenizer.masked(text), add_special_tokens)
 
-    def _check_size(self, text: str) -> None:
+    def _check_size(self, text: str, field: str = "prompt") -> None:
         """Raise InvalidParameter for a text that is no Unicode, or too long for the context by its bytes alone."""
         try:
             size = len(text.encode())
         except UnicodeEncodeError:
-            raise InvalidParameter("prompt", "holds half a surrogate pair", "give valid Unicode") from None
+            raise InvalidParameter(field, "holds half a surrogate pair", "give valid Unicode") from None
         if size > self.max_model_len and size > self.max_model_len * self.tokenizer.longest_token:
             longest = f"this model's maximum context length is {self.max_model_len} tokens"
-            problem = f"the prompt is too long: {size} bytes, and {longest}"
+            problem = f"the {field} is too long: {size} bytes, and {longest}"
             remedy = "shorten it, or raise max_model_len or kv_cache_memory_bytes if the model's context is longer"
-            raise PromptTooLong("prompt", problem, remedy)
+            raise PromptTooLong(field, problem, remedy)
 
 
 def _is_bool(value: object) -> bool:
@@ -214,10 +213,10 @@ def per_prompt(field: str, value: Any, kind: type, count: int) -> list[Any]:
 
 def as_list(prompts: Any) -> list[Prompt]:
     """`prompts` as a list; a single text or a single list of token ids is one prompt."""
-    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray | Set):
+    if not isinstance(prompts, Iterable | Gap) or isinstance(prompts, bytes | bytearray | Set):
         problem = f"{reprlib.repr(prompts)} is no prompt"
         raise InvalidParameter("prompts", problem, "give a text, token ids, or a list of such")
-    if isinstance(prompts, str | Mapping):
+    if isinstance(prompts, str | Mapping | Gap):
         return [plain_prompt(prompts)]
     items: list[Any] = list(prompts)
     return [items] if items and isinstance(items[0], Integral) else [plain_prompt(item) for item in items]
@@ -241,7 +240,10 @@ def text_of(prompt: Any) -> str | None:
     return prompt.before if isinstance(prompt, Gap) else prompt if isinstance(prompt, str) else None
 
 
-def _gap(before: Any, after: Any) -> Gap:
+def _gap(before: Any, after: Any) -> Any:
+    """The prompt of a gap; that alone where nothing follows."""
+    if after is None or after == "":
+        return before
     for field, value in (("prompt", before), ("suffix", after)):
         if not isinstance(value, str):
             raise InvalidParameter(field, f"{reprlib.repr(value)} is no text", "a suffix goes with a prompt of text")

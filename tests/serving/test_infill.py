@@ -10,6 +10,7 @@ import pytest
 from paceline.config import EngineConfig
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.llm import LLM
+from paceline.engine.prompts import Gap
 from paceline.errors import InvalidParameter
 from paceline.models.loaded import LoadedModel
 from paceline.serving.app import build_app
@@ -41,12 +42,29 @@ def coder(loaded):
     return LLM.from_loaded(LoadedModel(source, loaded.model), EngineConfig(kv_cache_memory_bytes=1 << 22), "ngram")
 
 
+@pytest.mark.parametrize("suffix", ["", None])
+def test_without_a_suffix_a_prompt_is_one_as_always(make_llm, suffix):
+    llm = make_llm()
+    assert llm.token_ids_of({"prompt": "def f(", "suffix": suffix}) == list(b"def f(")
+    assert llm.generate({"prompt": "def f(", "suffix": suffix}, greedy())[0].prompt == "def f("
+
+
+def test_choices_are_kept_when_parameters_are_copied(coder):
+    """The tokens that end a gap's answer are added to a copy, and each of several samples has one."""
+    pytest.importorskip("llguidance")
+    for asked, how in (({"prompt": "a", "suffix": "b"}, {}), ("ab", {"n": 2})):
+        params = SamplingParams(temperature=1, seed=1, structured_outputs={"choice": ["yes", "no"]}, **how)
+        for sample in coder.generate(asked, params)[0].outputs:
+            assert sample.text in ("yes", "no")
+
+
 def greedy(**more):
     return SamplingParams(temperature=0, max_tokens=12, **more)
 
 
 def test_a_prompt_with_a_suffix_is_the_models_own_for_it(coder):
     assert coder.token_ids_of(GAP) == FILLED
+    assert coder.generate(Gap("def f(", "return x"), greedy())[0].prompt == "def f("
     whole, plain = coder.generate([GAP, FILLED], greedy(ignore_eos=True))
     assert whole.token_ids == plain.token_ids
     assert (whole.prompt, plain.prompt) == ("def f(", None)
@@ -64,7 +82,8 @@ def test_the_answer_ends_where_another_file_begins(coder):
 @pytest.mark.parametrize(
     ("prompt", "field"),
     [({"prompt": "", "suffix": ""}, "prompt"), ({"prompt": [65], "suffix": "x"}, "prompt"),
-     ({"prompt": "x", "suffix": 3}, "suffix"), ({"suffix": "x"}, "prompt")],
+     ({"prompt": "x", "suffix": 3}, "suffix"), ({"suffix": "x"}, "prompt"),
+     ({"prompt": "x", "suffix": "\ud800"}, "suffix"), ({"prompt": "x", "suffix": "y" * 100_000}, "suffix")],
 )  # fmt: skip
 def test_prompts_with_a_wrong_suffix_are_refused(coder, prompt, field):
     with pytest.raises(InvalidParameter) as error:

@@ -33,7 +33,8 @@ def _maker(family: Family | None) -> Callable[..., HeadDrafter]:
         Args:
             model: a name (``smollm2-135m/eagle3``), a path, or ``auto``: the best head for the target. The target's own
                 path means the prediction layer in its files.
-            dtype: how its weights are stored, by default as its drafts are quickest; ``auto`` as the target's.
+            dtype: how its weights are stored, by default as its drafts are quickest; ``auto`` as the target's. The
+                prediction layer in the target's files is stored as the target is.
             draft_vocab_size: of a prediction layer in the target's files: propose only the first that many tokens.
 
         Raises:
