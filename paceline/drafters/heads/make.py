@@ -61,7 +61,7 @@ def _maker(family: Family | None) -> Callable[..., HeadDrafter]:
 def _is_itself(model: str, source: ModelSource) -> bool:
     """Whether `model` is the path of the target."""
     path = getattr(source.checkpoint, "path", None)
-    return path is not None and Path(model).expanduser().resolve() == Path(path).resolve()
+    return path is not None and Path(model).expanduser().absolute() == Path(path).absolute()
 
 
 def _best(source: ModelSource, family: Family | None) -> HeadRecord:
