@@ -197,6 +197,9 @@ def configs():
             **SIZES | {"intermediate_size": 32, "num_hidden_layers": 3}, **GRANITE, **MAMBA | {"mamba_n_groups": 2},
             shared_intermediate_size=96, num_local_experts=6, num_experts_per_tok=3, position_embedding_type="rope",
             layer_types=["linear_attention", "full_attention", "linear_attention"]),
+        "minimax_m2": t.MiniMaxM2Config(
+            **SIZES | {"intermediate_size": 32}, head_dim=16, num_local_experts=6, num_experts_per_tok=3, **ENDS,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
     }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ ARCHITECTURES = {
     "qwen3_next": "qwen3next", "granitemoe": "granitemoe", "granitemoehybrid": "granitehybrid",
     "glm4_moe": "glm4moe", "dots1": "dots1", "ernie4_5_moe": "ernie4_5-moe",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
-    "minicpm3": "minicpm3", "qwen3_vl_moe_text": "qwen3vlmoe",
+    "minicpm3": "minicpm3", "qwen3_vl_moe_text": "qwen3vlmoe", "minimax_m2": "minimax-m2",
 }  # fmt: skip
 IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe", "granitemoehybrid", "ministral3")
 DELTAS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
@@ -120,7 +120,7 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
         ranks = {f"attention.{name}": config[name] for name in ("kv_lora_rank", "q_lora_rank")}
         rope = config["qk_rope_head_dim"]
         values |= ranks | {"rope.dimension_count": rope, "attention.key_length": config["qk_nope_head_dim"] + rope}
-    if kind in ("glm4_moe", "dots1", "deepseek_v3"):  # GLM-4.7-Flash lacks it, which has a bias
+    if kind in ("glm4_moe", "dots1", "deepseek_v3", "minimax_m2"):  # GLM-4.7-Flash lacks it, which has a bias
         values["expert_gating_func"] = int(gguf.ExpertGatingFuncType.SIGMOID)
     if kind == "ernie4_5_moe":  # as the converter has it, which llama.cpp then does not use as the width
         values["expert_shared_feed_forward_length"] = config["intermediate_size"] // config["num_key_value_heads"]

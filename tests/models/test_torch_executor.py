@@ -25,7 +25,7 @@ FAMILIES = [
     "qwen3_vl_moe_text",
     "lfm2", "lfm2-adjusted", "qwen3_5_text", "qwen3_5_text-even", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text",
     "gemma4_text", "gemma4_text-large", "gemma4_text-mixture",
-    "granitemoe", "granitemoehybrid", "granitemoehybrid-mixture",
+    "granitemoe", "granitemoehybrid", "granitemoehybrid-mixture", "minimax_m2",
 ]  # fmt: skip
 TOLERANCE = 1e-4
 PAGES = (3, 0, 5)

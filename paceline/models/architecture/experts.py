@@ -20,13 +20,16 @@ _DENSE_FIRST: Mapping[str, Scores] = {
 """Families whose first layers are dense, with the scores of their routers, which have a selection bias except that of
 DeepSeek-V2."""
 _GRANITE = ("granitemoe", "granitemoehybrid")
-_NORMED = ("mixtral", "gpt_oss", "qwen3_vl_moe_text", "qwen3_5_moe_text", *_GRANITE)
+_BIASED = "minimax_m2"
+"""Chooses experts by sigmoids plus a bias, in every layer."""
+_NORMED = (_BIASED, "mixtral", "gpt_oss", "qwen3_vl_moe_text", "qwen3_5_moe_text", *_GRANITE)
 """Families that rescale shares without being asked to."""
 _SHARED_GATE = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")
 MIXTURE_MODEL_TYPES = (
     *_SHARED_GATE,
     "qwen3_moe",
     "qwen3_vl_moe_text",
+    _BIASED,
     "mixtral",
     "olmoe",
     "gpt_oss",
@@ -111,7 +114,7 @@ def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | No
             "decoder_sparse_step, mlp_only_layers: some layers are dense, which is not implemented; use a model with "
             "experts in every layer"
         )
-    has_one = model_type in ("mixtral", "olmoe", "gpt_oss", *_GRANITE)
+    has_one, is_biased = model_type in (_BIASED, "mixtral", "olmoe", "gpt_oss", *_GRANITE), model_type == _BIASED
     width = "intermediate_size" if has_one else "moe_intermediate_size"
     count = "num_local_experts" if "num_local_experts" in fields else "num_experts"  # transformers renamed it
     shared = fields.whole("shared_expert_intermediate_size", 0, least=0) if model_type in _SHARED_GATE else 0
@@ -121,6 +124,7 @@ def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | No
     chosen, bias = fields.whole("num_experts_per_tok"), model_type == "gpt_oss"
     experts = Experts(
         fields.whole(count, most=_MOST_EXPERTS), chosen, normed, shared, bias,
+        scoring_func="sigmoid" if is_biased else "softmax", e_score_correction_bias=is_biased,
         shared_expert_gate=model_type not in _GRANITE,
     )  # fmt: skip
     return experts, fields.whole(width)
@@ -183,7 +187,8 @@ def experts_from_gguf(
     if model_type in _DENSE_FIRST:
         return _after_dense_layers_gguf(model_type, own, shapes, layers)
     own.expect("leading_dense_block_count", 0)
-    own.expect("expert_gating_func", *((1, 3) if model_type == "gpt_oss" else (1,)))  # 3: softmax of the chosen
+    gatings = {"gpt_oss": (1, 3), _BIASED: (2,)}  # 1: softmax, 2: sigmoid, 3: softmax of the chosen
+    own.expect("expert_gating_func", *gatings.get(model_type, (1,)))
     own.expect("expert_weights_scale", 1.0, 0.0)
     width = own.whole("expert_feed_forward_length", own.get("feed_forward_length", None))
     shared = own.whole("expert_shared_feed_forward_length", 0, least=0)
@@ -191,6 +196,7 @@ def experts_from_gguf(
     count = own.whole("expert_count", most=_MOST_EXPERTS)
     experts = Experts(
         count, own.whole("expert_used_count"), normed, shared, model_type == "gpt_oss",
+        scoring_func="sigmoid" if model_type == _BIASED else "softmax", e_score_correction_bias=model_type == _BIASED,
         shared_expert_gate=model_type not in _GRANITE,
     )  # fmt: skip
     return experts, width

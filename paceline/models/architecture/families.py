@@ -44,6 +44,7 @@ _MIXTRAL_NAMES = {
     "mlp.experts.up_proj": "block_sparse_moe.experts.w3", "mlp.experts.down_proj": "block_sparse_moe.experts.w2",
 }  # fmt: skip
 _SCORE_BIAS = "mlp.gate.e_score_correction.bias"
+_MINIMAX_NAMES = _MIXTRAL_NAMES | {_SCORE_BIAS: "block_sparse_moe.e_score_correction_bias"}
 _SHARED_NAMES = {
     f"mlp.shared_expert.{part}_proj": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
 } | {_SCORE_BIAS: "mlp.gate.e_score_correction_bias"}
@@ -332,6 +333,10 @@ FAMILIES: Mapping[str, Family] = {
                defaults=_EXPERTS_OF_GRANITE | _MAMBA | {"shared_intermediate_size": 1024},
                gguf_names=_STATE_SPACE_GGUF, gguf_stacked={"ssm_in": _STATE_SPACE_PARTS}, parts=parts.granite4,
                gguf_parts=parts.granite4_gguf),
+        Family("minimax_m2", "minimax-m2", "experts chosen by sigmoids plus a bias; one norm over all queries and one "
+               "over all keys; half of a head turns; MiniMax-M2", names=_MINIMAX_NAMES,
+               defaults={"rope_theta": 5e6, "rms_norm_eps": 1e-6, "head_dim": 128}, turns_part=True,
+               parts=parts.minimax_m2, gguf_parts=parts.minimax_m2_gguf),
         Family(
             "gpt2", "gpt2", "learned positions, layer norms, biases, no gate",
             keys={

@@ -118,6 +118,19 @@ def olmoe(fields: Fields) -> dict[str, Any]:
     return {"qk_norm": True, "qk_norm_over": "all"}
 
 
+def minimax_m2(fields: Fields) -> dict[str, Any]:
+    """MiniMax-M2: norms over all queries and all keys."""
+    for name, expected in (("use_qk_norm", True), ("qk_norm_type", "per_layer"), ("use_routing_bias", True),
+                           ("scoring_func", "sigmoid"), ("shared_intermediate_size", 0)):  # fmt: skip
+        fields.expect(name, expected)
+    return minimax_m2_gguf(fields)
+
+
+def minimax_m2_gguf(fields: Fields) -> dict[str, Any]:
+    """As `minimax_m2`."""
+    return {"qk_norm": True, "qk_norm_over": "all"}
+
+
 def gpt_oss(fields: Fields) -> dict[str, Any]:
     """gpt-oss: a clamped gate and attention sinks."""
     fields.expect("swiglu_alpha", SWIGLU_ALPHA)

@@ -42,7 +42,8 @@ def rope_from_hf(fields: Fields, head_dim: int, longest: int) -> dict[str, Any]:
     scaling = new.inner(_FULL) if _FULL in new else fields.inner("rope_scaling") if "rope_scaling" in fields else new
     theta = scaling.number("rope_theta", new.get("rope_theta", fields.get("rope_theta", DEFAULT_THETA)), above=1.0)
     kind = _kind(scaling)
-    partial = scaling.number("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
+    turned = fields.number("rotary_dim", head_dim)
+    partial = scaling.number("partial_rotary_factor", fields.get("partial_rotary_factor", turned / head_dim))
     partial = 1.0 if kind == "proportional" else partial
     rotary_dim = int(head_dim * partial)
     if partial != 1 and (partial > 1 or rotary_dim < 2 or rotary_dim % 2):
