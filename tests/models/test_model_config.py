@@ -144,6 +144,30 @@ def test_layers_of_gemma_4_differ():
     assert apart.layer_sizes[1] == LayerSizes(16, 2, 96, 1)
 
 
+def test_minimax_m2s_published_config_says_how_much_of_a_head_turns_in_dimensions():
+    values = {
+        "model_type": "minimax_m2", "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 1536,
+        "num_hidden_layers": 62, "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 196608, "rotary_dim": 64, "rope_theta": 5000000, "rms_norm_eps": 1e-6,
+        "num_local_experts": 256, "num_experts_per_tok": 8, "scoring_func": "sigmoid", "use_routing_bias": True,
+        "use_qk_norm": True, "qk_norm_type": "per_layer", "shared_intermediate_size": 0, "hidden_act": "silu",
+    }  # fmt: skip
+    config = ModelConfig.from_hf(values)
+    assert (config.rotary_dim, config.qk_norm_over, config.experts.scoring_func) == (64, "all", "sigmoid")
+    assert 228e9 < num_parameters(config) < 230e9
+    with pytest.raises(UnsupportedModel, match="qk_norm_type"):
+        ModelConfig.from_hf(values | {"qk_norm_type": "per_head"})
+
+
+def test_mimo_is_qwen2():
+    values = {
+        "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "attention_bias": True,
+        "num_nextn_predict_layers": 1,
+    }  # fmt: skip
+    assert ModelConfig.from_hf(values | {"model_type": "mimo"}) == ModelConfig.from_hf(values | {"model_type": "qwen2"})
+
+
 def test_the_published_sizes_of_gemma_4_have_as_many_weights_as_their_names_say():
     common = {
         "model_type": "gemma4_text", "rms_norm_eps": 1e-6, "attention_k_eq_v": True, "head_dim": 256,

@@ -33,8 +33,9 @@ answer of a chat reaches."""
 _HARMONY_ENDS = frozenset(("<|return|>", "<|call|>", "<|endoftext|>"))
 """The same for gpt-oss, in whose answers ``<|end|>`` ends one of several messages."""
 _RMS_EPSILON = "attention.layer_norm_rms_epsilon"
-_LANGUAGE_MODELS = {"qwen2_5_vl": "qwen2_5_vl_text"}
-"""Multimodal models whose first files state the language model's fields among their own."""
+_OTHER_NAMES = {"qwen2_5_vl": "qwen2_5_vl_text", "mimo": "qwen2"}
+"""Multimodal models whose first files state the language model's fields among their own, and MiMo-7B, which is Qwen2
+with a layer for multi-token prediction."""
 _WIDEST_HEAD = 1 << 16
 """Largest head dimension; bounds the rotary tables, which are made before weights are read. Models have up to 256."""
 
@@ -154,7 +155,7 @@ class ModelConfig:
             ids = {name: values[name] for name in ("bos_token_id", "eos_token_id") if values.get(name) is not None}
             tied = {"tie_word_embeddings": True} if values.get("tie_word_embeddings") is True else {}
             values = {**inner, **ids, **tied}
-        model_type = _LANGUAGE_MODELS.get(str(values.get("model_type")), values.get("model_type"))
+        model_type = _OTHER_NAMES.get(str(values.get("model_type")), values.get("model_type"))
         if not isinstance(model_type, str) or model_type not in FAMILIES:
             raise unknown_architecture("model_type", model_type)
         return _from_hf(FAMILIES[model_type], values)

@@ -41,6 +41,7 @@ class Source:
             the first of ours; 0 for all.
         shift: is added to the values.
         log_of_negative: whether the model's tensor is log(-x) of the file's x.
+        second_half_first: whether the columns that are our second half come first.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Source:
     in_halves: bool = False
     either: bool = False
     log_of_negative: bool = False
+    second_half_first: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -69,6 +71,8 @@ class Source:
         values = self.rows(stored)
         if self.log_of_negative:
             values = np.log(-values)
+        if self.second_half_first:
+            values = np.roll(values, values.shape[1] // 2, axis=1)
         return np.ascontiguousarray(values + np.float32(self.shift) if self.shift else values)
 
     def rows(self, stored: np.ndarray) -> np.ndarray:
@@ -196,10 +200,12 @@ class Prediction(NamedTuple):
     Attributes:
         renamed: prefixes of a one-layer model's names to those of the layer.
         entrance: names of the tensors `checkpoint.ENTRANCE`.
+        state_first: whether the projection reads the hidden state before the embedding.
     """
 
     renamed: Mapping[str, str]
     entrance: Sequence[str]
+    state_first: bool = False
 
     def own(self, name: str) -> str:
         """The name here of a one-layer model's tensor `name`."""
@@ -207,8 +213,11 @@ class Prediction(NamedTuple):
 
 
 def transformers_prediction(config: ModelConfig, names: Container[str]) -> Prediction | None:
-    """The names in a model folder with the tensors `names`: Qwen's (``mtp.``), or DeepSeek's and GLM's, whose layer has
-    the number after the last one; None where there is no such layer."""
+    """The names in a model folder with the tensors `names`; None where there is no such layer.
+
+    They are Qwen's (``mtp.``), MiMo's (``model.mtp_layers.0.``), or those of DeepSeek and GLM, whose layer has the
+    number after the last one.
+    """
     family = family_of(config.model_type)
     first, after = (f"{family.layers.format(number)}." for number in (0, config.num_hidden_layers))
     norm = f"{family.names.get('model.norm', 'model.norm')}."
@@ -217,6 +226,11 @@ def transformers_prediction(config: ModelConfig, names: Container[str]) -> Predi
             stems = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
             renamed = {first: f"{prefix}layers.0.", norm: f"{prefix}norm."}
             return Prediction(renamed, [f"{prefix}{stem}.weight" for stem in stems])
+    mimo = "model.mtp_layers.0."
+    if f"{mimo}input_proj.weight" in names:
+        stems = ("input_proj", "token_layernorm", "hidden_layernorm")
+        renamed = {first: mimo, norm: f"{mimo}final_layernorm."}
+        return Prediction(renamed, [f"{mimo}{stem}.weight" for stem in stems], state_first=True)
     if f"{after}eh_proj.weight" in names:
         stems = ("eh_proj", "enorm", "hnorm")
         return Prediction(
@@ -250,8 +264,11 @@ def prediction_sources(
         yield name, replace(source, name=prediction.own(source.name))
     size = config.hidden_size
     for name, theirs in zip(ENTRANCE, prediction.entrance, strict=True):
-        shape = (size,) if "norm" in name else (size, 2 * size)
-        yield name, Source(theirs, shape, shape, shift=shift if "norm" in name else 0.0)
+        if "norm" in name:
+            yield name, Source(theirs, (size,), (size,), shift=shift)
+        else:
+            shape = size, 2 * size
+            yield name, Source(theirs, shape, shape, second_half_first=prediction.state_first)
 
 
 def check_transformers_layers(

@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 QWEN = ("qwen3_5_text", "qwen3_5_text-even", "qwen3_5_moe_text", "qwen3_next")
 DEEPSEEK = ("glm4_moe", "glm4_moe-large", "deepseek_v3", "glm4_moe_lite")
 """Families by whose names their files have."""
+MIMO = ("qwen2",)
+"""MiMo is Qwen2, with names of its own for the layer, whose projection reads the hidden state first."""
 
 
 def with_prediction_layer(name, folder, theirs):
@@ -25,7 +27,12 @@ def with_prediction_layer(name, folder, theirs):
     if name in DEEPSEEK:
         after = f"model.layers.{number}."
         stems = (f"{after}eh_proj", f"{after}enorm", f"{after}hnorm", after, f"{after}shared_head.norm.")
+    if name in MIMO:
+        parts = ("input_proj", "token_layernorm", "hidden_layernorm", "", "final_layernorm.")
+        stems = tuple(f"model.mtp_layers.0.{part}" for part in parts)
     added = {f"{stem}.weight": values for stem, values in zip(stems, (fc, *norms), strict=False)}
+    if name in MIMO:
+        added[f"{stems[0]}.weight"] = torch.cat(fc.chunk(2, dim=1)[::-1], dim=1)
     for key, values in found.items():
         for of, ours in (("layers.0.", stems[3]), ("norm.", stems[4])):
             if key.startswith(of):
@@ -35,7 +42,8 @@ def with_prediction_layer(name, folder, theirs):
     config = folder / "config.json"
     values = json.loads(config.read_text())
     own = values.get("text_config", values)
-    own["num_nextn_predict_layers" if name in DEEPSEEK else "mtp_num_hidden_layers"] = 1
+    own["mtp_num_hidden_layers" if name in QWEN else "num_nextn_predict_layers"] = 1
+    own["model_type"] = "mimo" if name in MIMO else own["model_type"]
     config.write_text(json.dumps(values))
     return Reference(theirs, layer, fc, [norm + shift for norm in norms])
 

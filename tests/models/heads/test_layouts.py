@@ -172,6 +172,8 @@ def test_mimo_names_of_an_mtp_layer(tmp_path: Path) -> None:
     head = read_head(put(tmp_path, LLAMA | {"num_hidden_layers": 6, "num_nextn_predict_layers": 1}, tensors))
     assert head.config.family == "mtp" and head.config.norm_output
     np.testing.assert_array_equal(head.tensors["embed_norm.weight"], tensors[prefix + "token_layernorm.weight"])
+    state, embedding = np.split(tensors[prefix + "input_proj.weight"], 2, axis=1)  # the order of MiMo's own code
+    np.testing.assert_array_equal(head.tensors["fc.weight"], np.concatenate([embedding, state], axis=1))
 
 
 def test_medusas_uploaded_config_counts_heads_wrongly(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.fakes import ByteTokenizer
 
 from ..converter import convert
 from ..tiny import random_tokens
-from .prediction import DEEPSEEK, QWEN, with_prediction_layer
+from .prediction import DEEPSEEK, MIMO, QWEN, with_prediction_layer
 
 pytestmark = pytest.mark.usefixtures("own_weight_cache")
 PAGES, TOKENS = (3, 0, 5, 1), random_tokens(40)
@@ -35,7 +35,7 @@ def made(name, tiny_models, parent):
     return shutil.copytree(folder, parent / name), with_prediction_layer(name, parent / name, theirs)
 
 
-@pytest.fixture(scope="module", params=(*QWEN, *DEEPSEEK))
+@pytest.fixture(scope="module", params=(*QWEN, *DEEPSEEK, *MIMO))
 def predicting(request, tiny_models, tmp_path_factory):
     return made(request.param, tiny_models, tmp_path_factory.mktemp("predicting"))
 

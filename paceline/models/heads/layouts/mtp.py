@@ -29,6 +29,8 @@ _MIMO = {
     "model.mtp_layers.0.token_layernorm.": "embed_norm.", "model.mtp_layers.0.final_layernorm.": "norm.",
     "model.mtp_layers.0.": "layers.0.",
 }  # fmt: skip
+_STATE_FIRST = "model.mtp_layers.0.input_proj.weight"
+"""MiMo's projection, which reads the hidden state before the embedding."""
 PREFIXES = ("mtp.", "model.mtp_layers.")
 
 
@@ -58,6 +60,8 @@ def read(files: HeadFiles, reading: Reading) -> HeadRecord:
         max_positions=own.max_positions or layer.max_position_embeddings,
     )  # fmt: skip
     mine = {name: array for name, array in files.tensors.items() if name.startswith(PREFIXES)}
+    if _STATE_FIRST in mine:
+        mine[_STATE_FIRST] = np.roll(mine[_STATE_FIRST], layer.hidden_size, axis=-1)
     part = HeadFiles(files.path, files.values, mine)
     return assemble(part, Parts(config, None, own.card, settings.finish()), _renamed)
 
