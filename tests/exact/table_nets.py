@@ -22,7 +22,7 @@ BLOCK = 3
 class TableTarget:
     """A target whose tap is the token of each row; counts the rows it was run for."""
 
-    config = SimpleNamespace(max_position_embeddings=1 << 20)
+    config = SimpleNamespace(max_position_embeddings=1 << 20, recurrence=None)
 
     def __init__(self) -> None:
         self.num_rows = 0
