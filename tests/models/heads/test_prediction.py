@@ -111,9 +111,12 @@ def test_a_model_without_such_a_layer_has_no_head_in_it(tiny_models):
 
 
 def test_the_layer_is_stored_as_its_target_is(tiny_models, tmp_path):
-    """Rounded, the layer's logits are near those that are not; the target's tables are not stored twice."""
+    """Rounded, the layer's logits are near those that are not, and the target's tables are not stored twice."""
     folder, reference = made("qwen3_5_text", tiny_models, tmp_path)
-    net = net_of(SafetensorsCheckpoint(folder), NumbaModel, "w8a8")
+    target = loaded(SafetensorsCheckpoint(folder), NumbaModel, "w8a8")
+    net = make_net(head_in(target.source), target)
+    own, shared = (model.shared_weights for model in (net._layer, target.model))
+    assert own.head is shared.head and own.embedding is shared.embedding
     hidden = states(len(TOKENS))
     logits, _ = reference(TOKENS, torch.from_numpy(hidden))
     found = net.forward(build_rows([Part(PAGES, 0, TOKENS)]), hidden, net.new_cache(6)).logits
