@@ -114,20 +114,24 @@ def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | No
             "decoder_sparse_step, mlp_only_layers: some layers are dense, which is not implemented; use a model with "
             "experts in every layer"
         )
-    has_one, is_biased = model_type in (_BIASED, "mixtral", "olmoe", "gpt_oss", *_GRANITE), model_type == _BIASED
+    has_one = model_type in (_BIASED, "mixtral", "olmoe", "gpt_oss", *_GRANITE)
     width = "intermediate_size" if has_one else "moe_intermediate_size"
     count = "num_local_experts" if "num_local_experts" in fields else "num_experts"  # transformers renamed it
     shared = fields.whole("shared_expert_intermediate_size", 0, least=0) if model_type in _SHARED_GATE else 0
     if model_type in _GRANITE:
         shared = fields.whole("shared_intermediate_size", 0, least=0)
     normed = model_type in _NORMED or fields.flag("norm_topk_prob", False)
-    chosen, bias = fields.whole("num_experts_per_tok"), model_type == "gpt_oss"
-    experts = Experts(
-        fields.whole(count, most=_MOST_EXPERTS), chosen, normed, shared, bias,
-        scoring_func="sigmoid" if is_biased else "softmax", e_score_correction_bias=is_biased,
-        shared_expert_gate=model_type not in _GRANITE,
+    numbers = fields.whole(count, most=_MOST_EXPERTS), fields.whole("num_experts_per_tok")
+    return _in_every_layer(model_type, *numbers, normed, shared), fields.whole(width)
+
+
+def _in_every_layer(model_type: str, count: int, chosen: int, normed: bool, shared: int) -> Experts:
+    """The experts of a family without dense layers, of which all files say these numbers."""
+    is_biased = model_type == _BIASED
+    return Experts(
+        count, chosen, normed, shared, model_type == "gpt_oss", scoring_func="sigmoid" if is_biased else "softmax",
+        e_score_correction_bias=is_biased, shared_expert_gate=model_type not in _GRANITE,
     )  # fmt: skip
-    return experts, fields.whole(width)
 
 
 def _after_dense_layers(model_type: str, fields: Fields) -> tuple[Experts, int]:
@@ -193,13 +197,8 @@ def experts_from_gguf(
     width = own.whole("expert_feed_forward_length", own.get("feed_forward_length", None))
     shared = own.whole("expert_shared_feed_forward_length", 0, least=0)
     normed = own.flag("expert_weights_norm", model_type not in ("qwen2_moe", "olmoe"))
-    count = own.whole("expert_count", most=_MOST_EXPERTS)
-    experts = Experts(
-        count, own.whole("expert_used_count"), normed, shared, model_type == "gpt_oss",
-        scoring_func="sigmoid" if model_type == _BIASED else "softmax", e_score_correction_bias=model_type == _BIASED,
-        shared_expert_gate=model_type not in _GRANITE,
-    )  # fmt: skip
-    return experts, width
+    numbers = own.whole("expert_count", most=_MOST_EXPERTS), own.whole("expert_used_count")
+    return _in_every_layer(model_type, *numbers, normed, shared), width
 
 
 def _beside_dense(count: int, chosen: int, dense: int) -> Experts:

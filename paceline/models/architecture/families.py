@@ -336,7 +336,7 @@ FAMILIES: Mapping[str, Family] = {
         Family("minimax_m2", "minimax-m2", "experts chosen by sigmoids plus a bias; one norm over all queries and one "
                "over all keys; half of a head turns; MiniMax-M2", names=_MINIMAX_NAMES,
                defaults={"rope_theta": 5e6, "rms_norm_eps": 1e-6, "head_dim": 128}, turns_part=True,
-               parts=parts.minimax_m2, gguf_parts=parts.minimax_m2_gguf),
+               parts=parts.minimax_m2, gguf_parts=parts.wide_norms),
         Family(
             "gpt2", "gpt2", "learned positions, layer norms, biases, no gate",
             keys={

@@ -96,7 +96,7 @@ def _cap(fields: Fields, name: str) -> float:
 
 def olmo2(fields: Fields) -> dict[str, Any]:
     """OLMo 2: norms after attention and feed-forward only, and over all queries and all keys."""
-    return {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_over": "all"}
+    return {"pre_norms": False, "post_norms": True} | wide_norms(fields)
 
 
 def olmo3(fields: Fields) -> dict[str, Any]:
@@ -115,20 +115,20 @@ def olmoe(fields: Fields) -> dict[str, Any]:
     for name in ("clip_qkv", "attention.clamp_kqv"):
         if name in fields:
             raise refuse(name, "is not implemented")
+    return wide_norms(fields)
+
+
+def wide_norms(fields: Fields) -> dict[str, Any]:
+    """Norms over all queries and all keys."""
     return {"qk_norm": True, "qk_norm_over": "all"}
 
 
 def minimax_m2(fields: Fields) -> dict[str, Any]:
-    """MiniMax-M2: norms over all queries and all keys."""
+    """MiniMax-M2: norms over all queries and all keys, experts chosen by sigmoids plus a bias."""
     for name, expected in (("use_qk_norm", True), ("qk_norm_type", "per_layer"), ("use_routing_bias", True),
                            ("scoring_func", "sigmoid"), ("shared_intermediate_size", 0)):  # fmt: skip
         fields.expect(name, expected)
-    return minimax_m2_gguf(fields)
-
-
-def minimax_m2_gguf(fields: Fields) -> dict[str, Any]:
-    """As `minimax_m2`."""
-    return {"qk_norm": True, "qk_norm_over": "all"}
+    return wide_norms(fields)
 
 
 def gpt_oss(fields: Fields) -> dict[str, Any]:
