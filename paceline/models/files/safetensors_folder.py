@@ -71,8 +71,7 @@ class SafetensorsCheckpoint:
         check_depth(self._config, len(entries), self._folder)
         if self._config.tie_word_embeddings and self._has_own_head():
             self._config = replace(self._config, tie_word_embeddings=False)
-        found = {name: e.shape for name, e in self._entries.items()}
-        shapes = found | self._int4_shapes()
+        shapes = self._shapes()
         self._sources = check_complete(transformers_sources(self._config, shapes), shapes, self._folder)
         predicting = Fields(values).whole("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS)
         check_transformers_layers(self._config, self._entries, self._folder, predicting)
@@ -140,7 +139,7 @@ class SafetensorsCheckpoint:
 
     def prediction_layer(self) -> "SafetensorsCheckpoint | None":
         """See `Predicts`. Raises CorruptWeights where a tensor of it is missing or of another shape."""
-        found = {name: entry.shape for name, entry in self._entries.items()} | self._int4_shapes()
+        found = self._shapes()
         prediction = transformers_prediction(self._config, found)
         if prediction is None:
             return None
@@ -217,6 +216,10 @@ class SafetensorsCheckpoint:
     def _int4_matrix(self, name: str) -> Int4Matrix | Mxfp4Matrix:
         assert self._int4 is not None
         return self._int4.matrix(name.removesuffix(".weight"), self._stored, self._entries)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name to shape of every stored tensor, and of every weight in 4-bit codes."""
+        return {name: entry.shape for name, entry in self._entries.items()} | self._int4_shapes()
 
     def _int4_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name to shape of every weight that is stored as 4-bit codes."""

@@ -221,21 +221,15 @@ def transformers_prediction(config: ModelConfig, names: Container[str]) -> Predi
     family = family_of(config.model_type)
     first, after = (f"{family.layers.format(number)}." for number in (0, config.num_hidden_layers))
     norm = f"{family.names.get('model.norm', 'model.norm')}."
-    for prefix in ("mtp.", "model.mtp."):
-        if f"{prefix}fc.weight" in names:
-            stems = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
-            renamed = {first: f"{prefix}layers.0.", norm: f"{prefix}norm."}
-            return Prediction(renamed, [f"{prefix}{stem}.weight" for stem in stems])
-    mimo = "model.mtp_layers.0."
-    if f"{mimo}input_proj.weight" in names:
-        stems = ("input_proj", "token_layernorm", "hidden_layernorm")
-        renamed = {first: mimo, norm: f"{mimo}final_layernorm."}
-        return Prediction(renamed, [f"{mimo}{stem}.weight" for stem in stems], state_first=True)
-    if f"{after}eh_proj.weight" in names:
-        stems = ("eh_proj", "enorm", "hnorm")
-        return Prediction(
-            {first: after, norm: f"{after}shared_head.norm."}, [f"{after}{stem}.weight" for stem in stems]
-        )
+    mimo, qwen = "model.mtp_layers.0.", ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    for own, layer, last, stems in (
+        ("mtp.", "mtp.layers.0.", "mtp.norm.", qwen), ("model.mtp.", "model.mtp.layers.0.", "model.mtp.norm.", qwen),
+        (mimo, mimo, f"{mimo}final_layernorm.", ("input_proj", "token_layernorm", "hidden_layernorm")),
+        (after, after, f"{after}shared_head.norm.", ("eh_proj", "enorm", "hnorm")),
+    ):  # fmt: skip
+        entrance = [f"{own}{stem}.weight" for stem in stems]
+        if entrance[0] in names:
+            return Prediction({first: layer, norm: last}, entrance, state_first=own == mimo)
     return None
 
 
