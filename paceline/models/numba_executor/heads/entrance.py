@@ -64,17 +64,22 @@ class Reduced:
     def add(self, program: Program, span: int, first: Layer) -> None:
         """Add the first layer, which reads tokens and `hidden`."""
         self._embedding.add(program, span, self._embedded)
-        for i, source in enumerate((self._embedded, self._lent.hidden)):
-            code = PUT if self._norms[i] == NONE else NORM_PUT
-            program.add(
-                code, span, source, self._pair, target_column=i * self._width, weight=self._norms[i], width=self._width
-            )
-        program.add(PRODUCT, span, self._pair, self._lent.hidden, weight=self._matrix, bias=self._bias)
+        add_reduction(program, span, (self._embedded, self._lent.hidden), self._norms, self._pair, self._lent.hidden,
+                      self._matrix, self._bias)  # fmt: skip
         if self._plain_first:
             add_plain_layer(program, span, first, self._lent, self._config)
         else:
             program.add(PUT, span, self._lent.hidden, self._lent.normed, width=self._width)
             add_layer(program, span, first, self._lent, self._config, self._lent.normed)
+
+
+def add_reduction(program: Program, span: int, sources: tuple[Buffer, Buffer], norms: tuple[int, int], pair: Buffer,
+                  target: Buffer, matrix: int, bias: int = NONE) -> None:  # fmt: skip
+    """Add `target` = the product of `matrix` and two `sources` of one width side by side, each normed or not."""
+    for i, (source, norm) in enumerate(zip(sources, norms, strict=True)):
+        code, column = PUT if norm == NONE else NORM_PUT, i * source.width
+        program.add(code, span, source, pair, target_column=column, weight=norm, width=source.width)
+    program.add(PRODUCT, span, pair, target, weight=matrix, bias=bias)
 
 
 def entrance_of(material: Material, buffers: Buffers, lent: LayerBuffers) -> SideBySide | Reduced:

@@ -8,9 +8,10 @@ import numpy as np
 from paceline.models.dtypes import has_blocks
 from paceline.models.heads.prediction import PredictionNet
 from paceline.models.numba_executor.executor import NumbaModel
+from paceline.models.numba_executor.heads.entrance import add_reduction
 from paceline.models.numba_executor.heads.machine import Tables, batch_of_states
 from paceline.models.numba_executor.heads.material import Material
-from paceline.models.numba_executor.heads.program import NORM_PUT, PRODUCT, Buffers, Program
+from paceline.models.numba_executor.heads.program import Buffers, Program
 from paceline.models.numba_executor.weights import BLOCKS, load_layers
 from paceline.models.states import States
 
@@ -50,7 +51,7 @@ class _Entrance:
         self._embedded, self._hidden, self._out = (buffers.floats(width) for _ in range(3))
         self._pair = buffers.codes(2 * width)
         self._norms = material.vector("embed_norm.weight"), material.vector("hidden_norm.weight")
-        self._matrix = material.matrix_or_none("fc.weight")
+        self._matrix = material.pool.matrix(material.tensors["fc.weight"])
         self._machine = material.machine(buffers, 0, config.norm_eps)
         self._tables = Tables(self._program)
 
@@ -63,11 +64,8 @@ class _Entrance:
         return self._machine.floats(self._out, len(tokens))
 
     def _program(self) -> Program:
-        program, width = Program(), self._embedded.width
+        program = Program()
         self._embedding.add(program, 0, self._embedded)
-        for number, source in enumerate((self._embedded, self._hidden)):
-            program.add(
-                NORM_PUT, 0, source, self._pair, target_column=number * width, weight=self._norms[number], width=width
-            )
-        program.add(PRODUCT, 0, self._pair, self._out, weight=self._matrix)
+        sources = self._embedded, self._hidden
+        add_reduction(program, 0, sources, self._norms, self._pair, self._out, self._matrix)
         return program

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from paceline.errors import UnsupportedModel
 from paceline.models.base import ForwardOutput, KVCache, Rows
-from paceline.models.files.checkpoint import Checkpoint
+from paceline.models.files.checkpoint import ENTRANCE, Checkpoint
 from paceline.models.heads.prediction import PredictionNet
 from paceline.models.heads.record import HeadRecord
 from paceline.models.states import States
@@ -76,9 +76,8 @@ class _Entrance:
     def __init__(self, record: HeadRecord, target: TorchModel) -> None:
         self._target, self._device, self._eps = target.stack, target.device, target.config.norm_eps
         self._fc, *self._norms = (
-            torch.from_numpy(record.tensors[name]).to(target.device)
-            for name in ("fc.weight", "embed_norm.weight", "hidden_norm.weight")
-        )
+            torch.from_numpy(record.tensors[name]).to(target.device) for name in ENTRANCE
+        )  # fmt: skip
 
     @torch.inference_mode()
     def __call__(self, tokens: np.ndarray, hidden: States) -> Tensor:
