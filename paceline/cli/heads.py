@@ -58,7 +58,8 @@ def list_heads(model: Target = None, as_json: o.Json = False) -> None:
     from paceline.models.heads.prediction import has_layer
     from paceline.models.heads.registry import all_heads, find_heads, user_heads
 
-    found = all_heads() if model is None else find_heads(_source(model))
+    source = None if model is None else _source(model)
+    found = all_heads() if source is None else find_heads(source)
     if as_json:
         print(json.dumps([_row(ref) for ref in found]))
         return
@@ -73,7 +74,7 @@ def list_heads(model: Target = None, as_json: o.Json = False) -> None:
         show_table(table, output)
     else:
         print("No heads" + (f" for {model}" if model else "") + ": paceline train head makes one.")
-    if model is not None and has_layer(_source(model)):
+    if source is not None and has_layer(source):
         messages.print("The model brings a prediction layer: --draft mtp drafts with it.", soft_wrap=True)
     messages.print(f"your own go to {user_heads()}", style="dim", soft_wrap=True)
 
