@@ -23,14 +23,32 @@ from paceline.types import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What stands before and after the text that a model is to write; see `Infill`."""
+    """What stands before and after the text that a model is to write; see `Infill.prompt`.
+
+    Attributes:
+        files: (name, text) of other files of the project.
+        keeps_free: tokens of the context that are left to the answer: a prompt that is longer is cut, the first files
+            first. None to refuse it.
+    """
 
     before: str
     after: str
+    files: tuple[tuple[str, str], ...] = ()
+    keeps_free: int | None = None
 
     def __len__(self) -> int:
         """Characters."""
-        return len(self.before) + len(self.after)
+        return sum(map(len, self.texts))
+
+    @property
+    def texts(self) -> list[str]:
+        """All that the prompt is made of."""
+        return [self.before, self.after, *(each for file in self.files for each in file)]
+
+    def shortened(self, most: int) -> "Gap":
+        """With at most so many characters of each text, those next to the gap."""
+        files = tuple((name[:most], text[:most]) for name, text in self.files)
+        return replace(self, before=self.before[-most:], after=self.after[:most], files=files)
 
 
 Prompt = str | Sequence[int] | Mapping[str, Any] | Gap
@@ -136,12 +154,19 @@ class Prompts:
         return replace(params, stop_token_ids=tuple(dict.fromkeys(ends)))
 
     def _of_gap(self, gap: Gap, add_special_tokens: bool) -> list[int]:
-        self._check_size(gap.after, "suffix")
-        self._check_size(gap.before + gap.after)
         around = self.tokenizer.encode("") if add_special_tokens else []
         first = [token_id for token_id in around if token_id not in self.tokenizer.eos_token_ids]
+        most = None
+        if gap.keeps_free is None:
+            self._check_size(gap.after, "suffix")
+            self._check_size(gap.before + gap.after)
+            self._check_size("".join(gap.texts[2:]), "files")
+        else:
+            most = self.max_model_len - min(gap.keeps_free, self.max_model_len // 2) - len(first)
+            gap = gap.shortened(self.max_model_len * self.tokenizer.longest_token)
         encode = partial(self._encode, add_special_tokens=False)
-        return [*first, *Infill.of(self.tokenizer).prompt(gap.before, gap.after, encode)]
+        infill = Infill.of(self.tokenizer)
+        return [*first, *infill.prompt(gap.before, gap.after, encode, gap.files, most)]
 
     def _encode(self, text: str, add_special_tokens: bool = True, masked: bool = False) -> list[int]:
         """Tokenise a prompt. A text too long for the context by its bytes alone is refused before that.
@@ -226,8 +251,8 @@ def plain_prompt(prompt: Any) -> Any:
     """The text, token ids or gap of a prompt, which may be a mapping as in vLLM."""
     if not isinstance(prompt, Mapping):
         return prompt
-    if prompt.keys() == {"prompt", "suffix"}:
-        return _gap(prompt["prompt"], prompt["suffix"])
+    if {"prompt", "suffix"} <= prompt.keys() <= {"prompt", "suffix", "files"}:
+        return _gap(prompt["prompt"], prompt["suffix"], prompt.get("files"))
     if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
         problem = f"{reprlib.repr(dict(prompt))} is no prompt"
         remedy = 'give {"prompt": text}, {"prompt": text, "suffix": text} or {"prompt_token_ids": ids}'
@@ -240,11 +265,14 @@ def text_of(prompt: Any) -> str | None:
     return prompt.before if isinstance(prompt, Gap) else prompt if isinstance(prompt, str) else None
 
 
-def _gap(before: Any, after: Any) -> Any:
-    """The prompt of a gap; that alone where nothing follows."""
-    if after is None or after == "":
+def _gap(before: Any, after: Any, files: Any) -> Any:
+    """The prompt of a gap; that alone where nothing follows, and no files are given."""
+    if (after is None or after == "") and not files:
         return before
-    for field, value in (("prompt", before), ("suffix", after)):
+    for field, value in (("prompt", before), ("suffix", after or "")):
         if not isinstance(value, str):
             raise InvalidParameter(field, f"{reprlib.repr(value)} is no text", "a suffix goes with a prompt of text")
-    return Gap(before, after)
+    known = files or {}
+    if not isinstance(known, Mapping) or not all(isinstance(each, str) for file in known.items() for each in file):
+        raise InvalidParameter("files", f"{reprlib.repr(files)} are no texts by name", 'give {"name.py": text}')
+    return Gap(before, after or "", tuple(known.items()))

@@ -18,6 +18,7 @@ from paceline.serving.body import read_body
 from paceline.serving.dialects import AnyBody
 from paceline.serving.front import Front, as_sent
 from paceline.serving.guard import Guard
+from paceline.serving.infill import InfillRequest
 from paceline.serving.job import Backend
 from paceline.serving.operations import model_routes, operation_routes
 from paceline.serving.playground import page_routes
@@ -98,6 +99,9 @@ def _generation_routes(front: Front) -> list[Route]:
     async def messages(request: Request) -> Response:
         return await front.translated(request, await read_body(request, AnyBody, most), Messages())
 
+    async def infill(request: Request) -> Response:
+        return await front.infilled(request, await read_body(request, InfillRequest, most))
+
     async def count_tokens(request: Request) -> Response:
         dialect = Messages(generates=False)
         body = dialect.chat_request(await read_body(request, AnyBody, most))
@@ -126,6 +130,6 @@ def _generation_routes(front: Front) -> list[Route]:
     answered = {
         "/v1/completions": completions, "/v1/chat/completions": chat_completions, "/v1/responses": responses,
         "/v1/messages": messages, "/v1/messages/count_tokens": count_tokens, "/tokenize": tokenize,
-        "/detokenize": detokenize,
+        "/detokenize": detokenize, "/infill": infill,
     }  # fmt: skip
     return [Route(path, answer, methods=["POST"]) for path, answer in answered.items()]

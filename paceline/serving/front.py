@@ -16,12 +16,24 @@ from paceline.serving.answers import Answer, Wish
 from paceline.serving.body import is_long
 from paceline.serving.dialects import AnyBody, Dialect
 from paceline.serving.gate import Gate
+from paceline.serving.infill import Infilled, InfillRequest
 from paceline.serving.job import Backend, Job, TextBackend
 from paceline.serving.protocol import ChatRequest, CompletionRequest, split_samples
 from paceline.serving.refusals import HttpRefusal
 from paceline.serving.rendering import rendered, response
 from paceline.serving.settings import Settings
-from paceline.serving.stream import DONE, EventStream, bodies, cancelled, event, events, gather, run, unless_gone
+from paceline.serving.stream import (
+    DONE,
+    EventStream,
+    bodies,
+    cancelled,
+    event,
+    events,
+    gathered,
+    run,
+    unless_gone,
+    until_shut,
+)
 
 _EARLY_SECONDS = 1.0
 """Seconds after which a stream's headers are sent without its first token; rejections arrive before that."""
@@ -98,6 +110,23 @@ class Front:
         told, stack = await self._bodies(request, body, jobs, answer)
         return self._stream(_retold(told, dialect, body.model or ""), _named_error, stack)
 
+    async def infilled(self, request: Request, asked: InfillRequest) -> Response:
+        """The answer to llama.cpp's ``/infill``, whole or streamed."""
+        body = asked.completion()
+        with as_sent(asked.sent_name):
+            jobs, answer = await self.prepared_aside(request, body)
+            request.scope.setdefault("state", {})["noted"] = {"model": body.model, "stream": asked.stream}
+            infilled = Infilled(asked, body.model or "")
+            told, stack = await self._bodies(request, body, jobs, answer)
+        if asked.stream:
+            return self._stream(_infill_events(told, infilled), event, stack)
+        async with stack, aclosing(told):
+            work = infilled.whole(cast(AsyncIterator[dict[str, Any]], told))
+            whole = await unless_gone(request, until_shut(work, self.gate))
+        if "error" in whole:
+            raise HttpRefusal(500, f"the request failed: {whole['error']['message']}")
+        return JSONResponse(whole)
+
     def prepared(self, body: CompletionRequest | ChatRequest, caller: str = "") -> tuple[list[Job], Answer]:
         """The jobs that a request of `caller` asks for, and the writer of its answer. Raises InvalidParameter."""
         request_id = f"{'chatcmpl' if isinstance(body, ChatRequest) else 'cmpl'}-{uuid.uuid4().hex}"
@@ -123,7 +152,7 @@ class Front:
         """The body of a response that is not streamed."""
         with self.gate.inside(self._places(jobs)):
             async with aclosing(run(self.backend, jobs, 1 if self.text else body.num_samples)) as chunks:
-                found = await gather(chunks, self.gate)
+                found = await until_shut(gathered(chunks), self.gate)
         return await asyncio.to_thread(answer.whole, found) if jobs[0].detail else answer.whole(found)
 
     async def _bodies(
@@ -186,6 +215,14 @@ async def _retold(
     async with aclosing(told):
         async for each in dialect.events(cast(AsyncIterator[dict[str, Any]], told), model):
             yield _named_error(each) if "error" in each and "type" not in each else _named(each)
+
+
+async def _infill_events(
+    told: AsyncGenerator[dict[str, Any] | str, None], infilled: Infilled
+) -> AsyncGenerator[str, None]:
+    async with aclosing(told):
+        async for body in infilled.pieces(cast(AsyncIterator[dict[str, Any]], told)):
+            yield event(body)
 
 
 def _named(body: dict[str, Any]) -> str:

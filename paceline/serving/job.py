@@ -4,7 +4,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from paceline.engine.prompts import Gap
 from paceline.limits import NO_LIMIT
+from paceline.serving.line_limits import LineLimits
 from paceline.types import RequestStats, SamplingParams, TokenProvenance
 
 _EXPECTED = 128
@@ -16,8 +18,7 @@ class Job:
     """One request for one model.
 
     Attributes:
-        prompt: text or token ids; None when `messages` are given.
-        suffix: text that follows the gap between `prompt`, a text, and it, which the answer fills; None for no gap.
+        prompt: text, token ids or what is around a gap; None when `messages` are given.
         messages: a conversation; the backend applies the model's chat template.
         template: further variables of the chat template, e.g. ``tools``.
         add_generation_prompt, continue_final_message: how the prompt of `messages` ends; see `LLM.chat_prompt`.
@@ -27,6 +28,7 @@ class Job:
         timeout: seconds after which it ends with the tokens it has; None for never.
         add_special_tokens: add the model's special tokens to a text prompt.
         cache_salt: see `Engine.add_request`.
+        line_limits: what ends it at a line of its own; None for nothing.
         stream_interval: tokens per chunk of a stream (the last one has the rest); 1 sends tokens as they come.
         detail: chunks contain `Piece`s, and the last one those of the prompt.
         trace: chunks contain the `Step` that they came from.
@@ -34,8 +36,7 @@ class Job:
 
     request_id: str
     model: str
-    prompt: str | tuple[int, ...] | None = None
-    suffix: str | None = None
+    prompt: str | tuple[int, ...] | Gap | None = None
     messages: Sequence[Mapping[str, Any]] = ()
     params: SamplingParams = field(default_factory=SamplingParams)
     stream: bool = False
@@ -49,6 +50,7 @@ class Job:
     detail: bool = False
     cache_salt: str = ""
     trace: bool = False
+    line_limits: LineLimits | None = None
     stream_interval: int = 1
 
     def with_seed(self, seed: int) -> "Job":

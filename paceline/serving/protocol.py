@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from paceline.engine.prompts import Gap
 from paceline.errors import InvalidParameter
 from paceline.limits import NO_LIMIT
 from paceline.models.text.messages import check_continued, check_variables
@@ -189,8 +190,9 @@ class CompletionRequest(Request):
             more |= {"n": self._best_of(), "logprobs": num_top or 0}
         params = self.params(_COMPLETION_TOKENS, **more)
         names = [request_id] if len(prompts) == 1 else [f"{request_id}-{i}" for i in range(len(prompts))]
-        how = {"suffix": self.suffix or None, "add_special_tokens": self.add_special_tokens}
-        return [self._job(name, params, prompt=prompt, **how) for name, prompt in zip(names, prompts, strict=True)]
+        asked = [Gap(str(prompt), self.suffix) for prompt in prompts] if self.suffix else prompts
+        how = {"add_special_tokens": self.add_special_tokens}
+        return [self._job(name, params, prompt=prompt, **how) for name, prompt in zip(names, asked, strict=True)]
 
     def sent_name(self, field: str) -> str:
         """See `Request`."""

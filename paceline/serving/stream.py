@@ -215,21 +215,22 @@ async def _send(send: Any, text: str, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
 
 
-async def gather(chunks: Chunks, gate: Gate) -> list[tuple[int, Chunk]]:
-    """All chunks. Raises RequestRejected when the server shuts down."""
-    reading = asyncio.ensure_future(_all(chunks))
+async def until_shut(work: Awaitable[_T], gate: Gate) -> _T:
+    """The result of `work`. Raises RequestRejected when the server shuts down first."""
+    task = asyncio.ensure_future(work)
     shut = asyncio.ensure_future(gate.shut.wait())
     try:
-        await asyncio.wait({reading, shut}, return_when=_FIRST)
-        if not reading.done():
+        await asyncio.wait({task, shut}, return_when=_FIRST)
+        if not task.done():
             raise RequestRejected(_SHUT)
-        return reading.result()
+        return task.result()
     finally:
         shut.cancel()
-        await cancelled(reading)
+        await cancelled(task)
 
 
-async def _all(chunks: Chunks) -> list[tuple[int, Chunk]]:
+async def gathered(chunks: Chunks) -> list[tuple[int, Chunk]]:
+    """All chunks."""
     return [item async for item in chunks]
 
 

@@ -1,4 +1,4 @@
-"""The field `suffix` of completions, and prompts with a suffix in Python: the same prompt, and an answer that ends."""
+"""Gaps to fill: the field `suffix` of completions, prompts with a suffix in Python, and llama.cpp's ``/infill``."""
 
 import asyncio
 import json
@@ -14,14 +14,16 @@ from paceline.engine.prompts import Gap
 from paceline.errors import InvalidParameter
 from paceline.models.loaded import LoadedModel
 from paceline.serving.app import build_app
+from paceline.serving.line_limits import LineLimits, LineReader
 from paceline.serving.local import LocalBackend
 from paceline.serving.model_spec import ModelSpec
 from paceline.types import SamplingParams
 
 from .conftest import ChatTokenizer
 
-PREFIX, SUFFIX, MIDDLE, FILE = 1, 2, 3, 4
-NAMES = {"<fim_prefix>": PREFIX, "<fim_suffix>": SUFFIX, "<fim_middle>": MIDDLE, "<file_sep>": FILE}
+PREFIX, SUFFIX, MIDDLE, FILE, PROJECT = 1, 2, 3, 4, 5
+NAMES = {"<fim_prefix>": PREFIX, "<fim_suffix>": SUFFIX, "<fim_middle>": MIDDLE, "<file_sep>": FILE,
+         "<repo_name>": PROJECT}  # fmt: skip
 FILLED = [PREFIX, *b"def f(", SUFFIX, *b"return x", MIDDLE]
 GAP = {"prompt": "def f(", "suffix": "return x"}
 
@@ -83,6 +85,9 @@ def test_the_answer_ends_where_another_file_begins(coder):
     ("prompt", "field"),
     [({"prompt": "", "suffix": ""}, "prompt"), ({"prompt": [65], "suffix": "x"}, "prompt"),
      ({"prompt": "x", "suffix": 3}, "suffix"), ({"suffix": "x"}, "prompt"),
+     ({"prompt": "x", "suffix": "y", "files": ["a"]}, "files"),
+     ({"prompt": "x", "suffix": "", "files": {"a": 1}}, "files"),
+     ({"prompt": "x", "suffix": "y", "files": {"a": "z" * 100_000}}, "files"),
      ({"prompt": "x", "suffix": "\ud800"}, "suffix"), ({"prompt": "x", "suffix": "y" * 100_000}, "suffix")],
 )  # fmt: skip
 def test_prompts_with_a_wrong_suffix_are_refused(coder, prompt, field):
@@ -91,14 +96,57 @@ def test_prompts_with_a_wrong_suffix_are_refused(coder, prompt, field):
     assert error.value.field == field
 
 
-def posted(llm, *bodies):
+FILES = {"a.py": "x = 1", "b.py": "y = 2\n"}
+IN_FILES = [PROJECT, *b"project\n", FILE, *b"a.py\nx = 1\n", FILE, *b"b.py\ny = 2\n", FILE, *b"file\n"]
+
+
+def test_files_of_the_project_precede_the_one_with_the_gap(coder, monkeypatch):
+    assert coder.token_ids_of(GAP | {"files": FILES}) == [*IN_FILES, *FILLED]
+    assert coder.token_ids_of({"prompt": "def f(", "suffix": None, "files": FILES}) == [
+        *IN_FILES, PREFIX, *b"def f(", SUFFIX, MIDDLE,
+    ]  # fmt: skip
+    for name in ("<file_sep>", "<repo_name>"):
+        monkeypatch.delitem(NAMES, name)
+    assert coder.token_ids_of(GAP | {"files": FILES}) == [*b"a.py\nx = 1\n\nb.py\ny = 2\n\n", *FILLED]
+
+
+def test_a_prompt_that_is_too_long_is_cut_where_that_is_asked_for(coder):
+    most = coder.max_model_len
+
+    def made(before, after, *files, free=10):
+        token_ids = coder.token_ids_of(Gap(before, after, files, keeps_free=free))
+        assert len(token_ids) <= most - free
+        return token_ids
+
+    long, short = ("a", "x" * most), ("b", "y")
+    own = [PROJECT, *b"project\n", FILE, *b"b\ny\n", FILE, *b"file\n"]
+    assert made("def f(", "return x", long, short) == [*own, *FILLED]
+    assert made("def f(", "return x", short, long) == FILLED  # files are left out from the first one on
+    room = most - 10 - 3
+    assert made("<" * most + "()", "return x", long) == [
+        PREFIX,
+        *b"<" * (room - 10),
+        *b"()",
+        SUFFIX,
+        *b"return x",
+        MIDDLE,
+    ]
+    assert made("f(", ">" * most) == [PREFIX, *b"f(", SUFFIX, *b">" * (room - 2), MIDDLE]
+    both = made("<" * most, ">" * most)
+    assert (both.count(ord("<")), both.count(ord(">"))) == (room - room // 4, room // 4)
+    half = made("<" * 10 * most, ">" * 10 * most, free=1)
+    assert made("<" * 10 * most, ">" * 10 * most, free=1) == half
+    assert len(coder.token_ids_of(Gap("<" * most, "", keeps_free=1 << 30))) == most - most // 2
+
+
+def posted(llm, *bodies, path="/v1/completions"):
     async def scene():
         backend = LocalBackend([ModelSpec("mine", "tiny")], lambda spec: AsyncLLM(llm))
         transport = httpx.ASGITransport(build_app(backend))
         async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client:
             sent = [json.dumps({"model": "mine"} | body) for body in bodies]  # half a surrogate pair is escaped
             how = {"headers": {"Content-Type": "application/json"}}
-            answers = [await client.post("/v1/completions", content=each, **how) for each in sent]
+            answers = [await client.post(path, content=each, **how) for each in sent]
         await backend.close()
         return answers
 
@@ -131,3 +179,120 @@ def test_bad_suffixes_are_refused_by_name(coder, make_llm):
     ]  # fmt: skip
     [without] = posted(make_llm(), body | {"prompt": "a"})
     assert (without.status_code, without.json()["error"]["param"]) == (400, "suffix")
+
+
+ASKED = {
+    "input_prefix": "def ",
+    "prompt": "f(",
+    "input_suffix": "return x",
+    "n_predict": 12,
+    "top_k": 1,
+    "ignore_eos": True,
+}
+SAME = {"temperature": 0, "max_tokens": 12, "ignore_eos": True, **GAP}
+
+
+def infilled(llm, *bodies):
+    """The answers of ``/infill`` to `ASKED` with other fields; of a stream, all its events."""
+    found = []
+    for answer in posted(llm, *(ASKED | body for body in bodies), path="/infill"):
+        is_stream = answer.headers["content-type"].startswith("text/event-stream")
+        events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line]
+        found.append(events if is_stream else answer.json())
+    return found
+
+
+def test_infill_says_what_a_completion_says(coder):
+    [plain] = posted(coder, SAME)
+    whole, events, read, picked = infilled(
+        coder, {}, {"stream": True}, {"n_predict": 0},
+        {"response_fields": ["content", "timings/predicted_n", "tokens_evaluated", "timings/none", "none/x"]},
+    )  # fmt: skip
+    text = plain.json()["choices"][0]["text"]
+    assert (whole["content"], whole["stop"], whole["stop_type"]) == (text, True, "limit")
+    assert (whole["tokens_predicted"], whole["tokens_evaluated"]) == (12, len(FILLED))
+    each = ("n", "ms", "per_token_ms", "per_second")
+    assert set(whole["timings"]) == {
+        "cache_n",
+        *(f"{part}_{what}" for part in ("prompt", "predicted") for what in each),
+    }
+    *parts, last = events
+    assert "".join(part["content"] for part in parts) == text
+    assert len(parts) > 1 and not any(part["stop"] for part in parts)
+    assert last.keys() == whole.keys() and last["content"] == "" and last["tokens_predicted"] == 12
+    assert (read["content"], read["tokens_predicted"], read["tokens_evaluated"]) == ("", 0, len(FILLED))
+    assert picked == {"content": text, "timings/predicted_n": 12, "tokens_evaluated": len(FILLED)}
+
+
+def test_infill_samples_and_ends_as_it_is_asked(coder):
+    drawn = {"top_k": 40, "temperature": 0.7, "top_p": 0.9, "min_p": 0.0, "repeat_penalty": 1.1}
+    same = {name: drawn[name] for name in ("top_k", "temperature", "top_p", "min_p")} | {"repetition_penalty": 1.1}
+    [plain] = posted(coder, SAME | same | {"seed": 5})
+    seeded, ended, stopped, files = infilled(
+        coder, drawn | {"seed": 5}, {"logit_bias": {str(FILE): 100.0}, "ignore_eos": False},
+        {"stop": ["b"], "logit_bias": {str(ord("b")): 100.0}},
+        {"input_extra": [{"filename": name, "text": text} for name, text in FILES.items()]},
+    )  # fmt: skip
+    assert seeded["content"] == plain.json()["choices"][0]["text"]
+    assert (ended["stop_type"], ended["tokens_predicted"]) == ("eos", 1)
+    assert files["tokens_evaluated"] == len(IN_FILES) + len(FILLED)
+    assert (stopped["content"], stopped["stop_type"], stopped["stopping_word"]) == ("", "word", "b")
+
+
+def test_what_editors_send_beside_is_passed_over_and_more_is_refused(coder):
+    beside = {
+        "cache_prompt": True,
+        "samplers": ["top_k", "infill"],
+        "t_max_prompt_ms": 500,
+        "n_probs": 0,
+        "n_indent": None,
+    }
+    assert infilled(coder, beside)[0]["tokens_predicted"] == 12
+    wrong = {
+        "input_prefix": "\ud800", "input_suffix": 3, "input_extra": [{"filename": "a"}], "prompt": "\ud800",
+        "n_indent": -1, "n_probs": 2, "grammar": "root ::= x", "nonsense": 1, "temperature": -1.0, "repeat_penalty": 0,
+    }  # fmt: skip
+    refused = posted(coder, *(ASKED | {field: value} for field, value in wrong.items()), path="/infill")
+    assert [answer.status_code for answer in refused] == [400] * len(wrong)
+    assert [answer.json()["error"]["param"] for answer in refused] == list(wrong)
+    [empty] = posted(coder, {"n_predict": 1}, path="/infill")  # an empty file
+    assert empty.json()["tokens_evaluated"] == len([PREFIX, SUFFIX, MIDDLE])
+
+
+def test_an_answer_ends_at_a_line_that_leaves_its_block(coder):
+    spaces = {"logit_bias": {str(ord("\n")): 60.0, str(ord("a")): 59.0}, "repeat_penalty": 1.5, "n_predict": 64}
+    free, bound, stream = infilled(coder, spaces, spaces | {"n_indent": 4}, spaces | {"n_indent": 4, "stream": True})
+    head, _, rest = free["content"].partition("\n")
+    assert rest.strip()
+    assert bound["content"].startswith(f"{head}\n") and not bound["content"][len(head) :].strip()
+    assert bound["stop_type"] == "limit" and bound["tokens_predicted"] < 64
+    assert "".join(part["content"] for part in stream) == bound["content"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("a\n    b\n\n\t\t\t\tc\r\n    d", None),
+        ("a\n  b", "a\n  "),
+        ("a\n    b\n}", "a\n    b\n"),
+        ("    a", None),
+        ("a\n", None),
+    ],
+)
+def test_lines_that_are_indented_less_end_a_text(text, kept):
+    for size in (1, 2, 3, len(text)):
+        reader, found = LineReader(LineLimits(4)), ""
+        for at in range(0, len(text), size):
+            part = text[at : at + size]
+            last = reader.read(part, 1)
+            found += part if last is None else last
+            if last is not None:
+                break
+        assert found == (text if kept is None else kept)
+
+
+def test_no_line_begins_after_the_time_is_over():
+    now = iter([0.0, 0.0, 0.5, 2.0, 2.1])
+    reader = LineReader(LineLimits(seconds=1.0), lambda: next(now))
+    assert [reader.read(text, 2) for text in ("a\n", "b\nc", "d", "e\nf")] == [None, None, None, "e"]
+    assert reader.num_tokens == 8

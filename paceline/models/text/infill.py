@@ -7,6 +7,7 @@ where it begins. Not for what a client may ask (`engine/prompts.py`, `serving/pr
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from paceline.errors import InvalidParameter
 from paceline.models.text.tokenizer import Tokenizer
@@ -27,6 +28,12 @@ _ENDS = (
     "<repo_name>", "<reponame>", "<|endoftext|>", "<|end_of_text|>", "▁<EOT>", "<|cursor|>",
 )  # fmt: skip
 """Tokens after a middle, of which most begin the next file of a training text; an answer of a chat may hold them."""
+_REPOSITORY = ("<|repo_name|>", "<repo_name>", "<reponame>")
+_FILE = ("<|file_sep|>", "<file_sep>", "<|file_separator|>")
+"""Tokens before the name of a project, and before that of each of its files (Hui et al., "Qwen2.5-Coder Technical
+Report", 2024, section 3.2; Lozhkov et al., "StarCoder 2 and The Stack v2", 2024, section 5)."""
+_PROJECT, _THIS_FILE = "project", "file"
+"""In the place of names that are not known."""
 _BEGIN = "☺"
 """What is encoded before a suffix and cut off again, so that no space is added at the suffix's beginning."""
 
@@ -39,6 +46,8 @@ class Infill:
         prefix, suffix: ids of the tokens before the text that precedes the gap and before the one that follows it.
         middle: id of the token after which the middle is written; None where there is none, and the suffix is first.
         ends: ids of tokens that end the middle, beside those that end every text.
+        repository, file: ids of the tokens before the name of a project and before that of a file; None where there is
+            none.
         adds_space: whether encoding adds a space at the beginning of a text.
     """
 
@@ -46,6 +55,8 @@ class Infill:
     suffix: int
     middle: int | None
     ends: tuple[int, ...]
+    repository: int | None
+    file: int | None
     adds_space: bool
 
     @classmethod
@@ -60,20 +71,45 @@ class Infill:
             ids = _known(tokenizer, names)
             if len(ids) == len(names):
                 prefix, suffix, *middle = ids
-                return cls(prefix, suffix, middle[0] if middle else None, (*ids, *ends), tokenizer.strips_space)
+                of_project, of_file = (next(iter(_known(tokenizer, each)), None) for each in (_REPOSITORY, _FILE))
+                return cls(
+                    prefix, suffix, middle[0] if middle else None, (*ids, *ends), of_project, of_file,
+                    tokenizer.strips_space,
+                )  # fmt: skip
         problem = "the model's vocabulary has no tokens for filling in the middle"
         raise InvalidParameter("suffix", problem, "leave it out, or take a model of code, e.g. Qwen2.5-Coder")
 
-    def prompt(self, before: str, after: str, encode: Callable[[str], list[int]]) -> list[int]:
+    def prompt(
+        self, before: str, after: str, encode: Callable[[str], list[int]], files: Sequence[tuple[str, str]] = (),
+        most: int | None = None,
+    ) -> list[int]:  # fmt: skip
         """Token ids that ask for the text between `before` and `after`.
 
         Args:
             encode: of a text, without the tokens at a prompt's beginning or end.
+            files: (name, text) of other files of the project, which precede the one with the gap.
+            most: most tokens; None for any number. Of more, the first files are left out, and where that is not
+                enough, the beginning of `before` and the end of `after`, of which a quarter of the tokens is kept.
         """
         first, second = encode(before) if before else [], self._continuation(after, encode) if after else []
+        others = [self._of_file(encode, *each) for each in files]
+        own = self._of_file(encode, _THIS_FILE) if files and self.file is not None else []
+        project = [] if not files or self.repository is None else [self.repository, *encode(f"{_PROJECT}\n")]
+        if most is not None:
+            room = most - 3
+            second = second[: max(room // 4, room - len(first), 0)]
+            first = first[max(len(first) - max(room - len(second), 0), 0) :]
+            room -= len(first) + len(second) + len(own) + len(project)
+            others = others[len(others) - _num_fitting(others, room) :]
+        context = [*project, *(token_id for each in others for token_id in each), *own] if others else []
         if self.middle is None:
-            return [self.suffix, *second, self.prefix, *first]
-        return [self.prefix, *first, self.suffix, *second, self.middle]
+            return [*context, self.suffix, *second, self.prefix, *first]
+        return [*context, self.prefix, *first, self.suffix, *second, self.middle]
+
+    def _of_file(self, encode: Callable[[str], list[int]], name: str, text: str = "") -> list[int]:
+        """A file with its name, or the beginning of one."""
+        whole = f"{name}\n{text}" if not text or text.endswith("\n") else f"{name}\n{text}\n"
+        return [self.file, *encode(whole)] if self.file is not None else encode(f"{whole}\n")
 
     def _continuation(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
         if not self.adds_space:
@@ -84,3 +120,9 @@ class Infill:
 
 def _known(tokenizer: Tokenizer, names: Sequence[str]) -> tuple[int, ...]:
     return tuple(found for name in names if (found := tokenizer.token_id(name)) is not None)
+
+
+def _num_fitting(parts: Sequence[Sequence[int]], room: int) -> int:
+    """How many of the last `parts` have no more than `room` tokens together."""
+    sums = accumulate(len(part) for part in reversed(parts))
+    return sum(size <= room for size in sums)

@@ -1,5 +1,6 @@
 """`PromptSizes`: estimated number of tokens of a prompt before it is tokenised, for queues, not for limits."""
 
+from paceline.engine.prompts import Gap
 from paceline.serving.job import Job
 
 _CHARACTERS_PER_TOKEN = 4.0
@@ -28,6 +29,6 @@ class PromptSizes:
 
 
 def _characters(job: Job) -> int:
-    if isinstance(job.prompt, str):
-        return len(job.prompt) + len(job.suffix or "")
+    if isinstance(job.prompt, str | Gap):
+        return len(job.prompt)
     return sum(len(str(message.get("content", ""))) for message in job.messages)
