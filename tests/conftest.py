@@ -3,6 +3,7 @@
 import gc
 import os
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -15,6 +16,9 @@ Hypothesis's own profile for it, which this one builds on."""
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """PyTorch's threads would spend most of their time waiting for each other over models as small as these."""
+
+
+LONGEST_WITHOUT_KERNELS = Path(__file__).parent / "models" / "cuda" / "test_compilation.py"
 
 
 def pytest_configure(config):
@@ -31,9 +35,14 @@ def own_processors(processors, index, count):
 
 
 def pytest_collection_modifyitems(items):
-    """Files with real weights take longest, so they come first and no worker is left alone with one at the end."""
-    heavy = {item.path for item in items if item.get_closest_marker("weights")}
-    items.sort(key=lambda item: item.path not in heavy)
+    """Files with real weights take longest, so they come first and no worker is left alone with one at the end.
+
+    The first of them compiles what all of them need; the second worker does not wait for that, but begins with the
+    longest file without kernels of ours.
+    """
+    heavy = list(dict.fromkeys(item.path for item in items if item.get_closest_marker("weights")))
+    order = {path: number for number, path in enumerate([*heavy[:1], LONGEST_WITHOUT_KERNELS, *heavy[1:]])}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -128,10 +128,8 @@ def test_a_text_that_differs_is_found(engine_for):
 @pytest.mark.weights
 def test_the_default_model_under_load():
     """Greedy and sampled requests among each other."""
-    size = 10 * PAGE_SIZE * 2 * 30 * 3 * 64 * 4
-    plain = LLM(
-        "smollm2-135m", speculative=None, kv_cache_dtype="float32", kv_cache_memory_bytes=size, max_model_len=128
-    )
+    size = 10 * PAGE_SIZE * 2 * 30 * 3 * 64 * 2
+    plain = LLM("smollm2-135m", speculative=None, kv_cache_memory_bytes=size, max_model_len=128)
     texts = ["List three rivers of Europe.", "def add(a, b):", "Say seagull, seagull, seagull", "Why is the sky blue?"]
     prompts = [plain.chat_prompt([{"role": "user", "content": text}]) for text in texts]
     halves = [make_load(prompts, 12, max_tokens=16, seed=4, greedy=greedy) for greedy in (True, False)]
