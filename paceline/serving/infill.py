@@ -7,9 +7,9 @@ llama.cpp's form. Prompts of code models are `models/text/infill.py`'s, the ends
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from paceline.engine.prompts import Gap
 from paceline.errors import InvalidParameter
@@ -35,6 +35,13 @@ _SENT_AS = {
     "repetition_penalty": "repeat_penalty",
 }  # fmt: skip
 _STOPS = {"length": "limit", "timeout": "limit", "abort": "limit"}
+
+
+def _by_token(bias: Any) -> Any:
+    """llama.cpp's list of (token, bias) as OpenAI's mapping; false bans a token."""
+    if not isinstance(bias, list) or not all(isinstance(each, list) and len(each) == 2 for each in bias):
+        return bias
+    return {str(token): -100.0 if value is False else value for token, value in bias}
 
 
 class ExtraFile(BaseModel):
@@ -64,7 +71,7 @@ class InfillRequest(BaseModel):
     presence_penalty: Amount = 0.0
     frequency_penalty: Amount = 0.0
     repeat_penalty: Amount = 1.0
-    logit_bias: dict[int, Bias] = Field(default_factory=dict)
+    logit_bias: Annotated[dict[int, Bias], BeforeValidator(_by_token)] = Field(default_factory=dict)
     seed: Whole = -1
     stop: list[str] = Field(default_factory=list)
     ignore_eos: bool = False

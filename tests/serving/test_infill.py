@@ -229,7 +229,7 @@ def test_infill_samples_and_ends_as_it_is_asked(coder):
     same = {name: drawn[name] for name in ("top_k", "temperature", "top_p", "min_p")} | {"repetition_penalty": 1.1}
     [plain] = posted(coder, SAME | same | {"seed": 5})
     seeded, ended, stopped, files = infilled(
-        coder, drawn | {"seed": 5}, {"logit_bias": {str(FILE): 100.0}, "ignore_eos": False},
+        coder, drawn | {"seed": 5}, {"logit_bias": [[FILE, 100], [97, False]], "ignore_eos": False},
         {"stop": ["b"], "logit_bias": {str(ord("b")): 100.0}},
         {"input_extra": [{"filename": name, "text": text} for name, text in FILES.items()]},
     )  # fmt: skip
