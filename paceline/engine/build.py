@@ -7,7 +7,7 @@ from functools import partial
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.base import Drafter
-from paceline.drafters.registry import make_drafter
+from paceline.drafters.registry import make_drafter, resolve_drafter
 from paceline.drafters.services import DraftServices
 from paceline.engine.engine import Engine
 from paceline.engine.guarded_policy import GuardedPolicy
@@ -158,7 +158,8 @@ def build_engine(
             be held.
         UnsupportedModel: the draft model has another vocabulary.
     """
-    source, spec = loaded.source, speculative or SpeculativeConfig("plain", num_draft_tokens=0)
+    source = loaded.source
+    spec = resolve_drafter(speculative, loaded) or SpeculativeConfig("plain", num_draft_tokens=0)
     num_pages, limit, num_states = cache_capacity(loaded.model, config)
     if num_states and (spec.num_draft_tokens or 0) > MOST_DRAFTED:
         problem = f"a model with recurrent layers can take back {MOST_DRAFTED} tokens, not {spec.num_draft_tokens}"

@@ -14,6 +14,7 @@ import pytest
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters import registry
 from paceline.drafters.registry import resolve_drafter
+from paceline.engine.build import build_engine
 from paceline.engine.llm import LLM
 from paceline.errors import EngineDead, InvalidParameter
 from paceline.models.turnstile import Turnstile
@@ -253,6 +254,8 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_cut(llm, monkeypatch):
 def test_auto_is_the_default_and_one_place_says_what_it_means(tiny, monkeypatch):
     assert inspect.signature(LLM).parameters["speculative"].default == "auto"
     assert resolve_drafter(SpeculativeConfig("auto"), tiny) == SpeculativeConfig("suffix")
+    engine = build_engine(tiny, EngineConfig(kv_cache_memory_bytes=1 << 22), SpeculativeConfig("auto"))
+    assert engine.drafter.name == "suffix"
     small = SpeculativeConfig("auto", model="small.gguf", num_draft_tokens=3)
     assert resolve_drafter(small, tiny) == SpeculativeConfig("draft_model", 3, "small.gguf")
     assert resolve_drafter(SpeculativeConfig.of("ngram"), tiny) == SpeculativeConfig("ngram")

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.drafters.registry import AUTO, option_names, resolve_drafter
+from paceline.drafters.registry import AUTO, option_names
 from paceline.drafters.self_draft import SelfDraft
 from paceline.engine.build import build_engine, load
 from paceline.engine.engine import Engine
@@ -261,7 +261,7 @@ def engine_that_drafts(
         path = Path(folder) / "profile.json"
         path.write_text(json.dumps(own.as_dict()))
         priced = replace(config, profile=str(path))
-        return build_engine(loaded, priced, resolve_drafter(SpeculativeConfig.of(spec), loaded), progress)
+        return build_engine(loaded, priced, SpeculativeConfig.of(spec), progress)
 
 
 def profile_of(loaded: LoadedModel, config: EngineConfig, progress: NamedProgress) -> Profile:
