@@ -55,14 +55,17 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def read_prompts(path: Path) -> list[dict]:
-    """Prompts of a .jsonl file: a line needs ``turns`` (the first is used) or ``prompt``; ``category`` groups them."""
+    """Prompts of a .jsonl file: a line needs ``turns`` (the first is used) or ``prompt``; ``category`` groups them.
+
+    ``suffix`` is the text after a gap to fill, which the prompt precedes.
+    """
     prompts = []
     for number, line in enumerate(path.read_text().removesuffix("\n").split("\n"), 1):
         record = json.loads(line)
         text = record["turns"][0] if "turns" in record else record.get("prompt")
         if not text:
             raise SystemExit(f"{path}, line {number}: has neither turns nor prompt")
-        prompts.append({"text": text, "category": record.get("category", "all")})
+        prompts.append({"text": text, "suffix": record.get("suffix"), "category": record.get("category", "all")})
     return prompts
 
 

@@ -11,7 +11,8 @@ number of new tokens on the same threads in the same rotation, when it is instal
     python benchmarks/decode.py --prompts prompts.jsonl --limit 3 --max-tokens 128 --ignore-eos --peer transformers
     python benchmarks/decode.py --prompts prompts.jsonl --temperature 0.8 --top-p 0.95 --rule coupled --json
 
-A line of the prompts file is {"prompt": ...} or {"turns": [...], "category": ...}. The last line of standard output is
+A line of the prompts file is {"prompt": ...} or {"turns": [...], "category": ...}; with a "suffix" (`gaps.py` writes
+such) a model of code fills the gap before it. The last line of standard output is
 one JSON object. Rates count from the first token; time to first token is reported apart.
 """
 
@@ -68,7 +69,11 @@ def measure(number: int, prompt: dict, llms: dict[str, LLM], peers: list[Peer], 
         temperature=args.temperature, top_p=args.top_p, seed=args.seed, max_tokens=args.max_tokens,
         ignore_eos=args.ignore_eos,
     )  # fmt: skip
-    ids = prompt_ids(llms["plain"], prompt["text"], args.raw)
+    gap = {"prompt": prompt["text"], "suffix": prompt["suffix"]}
+    if prompt["suffix"]:
+        ids, params = llms["plain"].token_ids_of(gap), llms["plain"].params_for(gap, params)
+    else:
+        ids = prompt_ids(llms["plain"], prompt["text"], args.raw)
     runs: dict[str, Run] = {}
     record = {"category": prompt["category"], "prompt_tokens": len(ids), "methods": {}, "peers": {}}
     for method in rotated([*llms, *peers], number):

@@ -99,7 +99,7 @@ class InfillRequest(BaseModel):
         limit = NO_LIMIT if self.n_predict < 0 else max(self.n_predict, 1)
         seconds = max(self.t_max_predict_ms, 0) / 1000
         return InfillCompletion(
-            model=self.model, prompt=before, suffix=self.input_suffix, max_tokens=limit,
+            model=self.model, prompt=before, max_tokens=limit,
             temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
             presence_penalty=self.presence_penalty, frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repeat_penalty, logit_bias=self.logit_bias, stop=self.stop,
