@@ -294,6 +294,8 @@ LIMITS: dict[str, Limit] = {
     "speculative": Drafting(),
     "structured_outputs": Grammar(),
     "prediction": Prediction(longest=1 << 20),
+    "n_indent": Whole(0, _LARGEST_ID, "use 0 to switch it off"),
+    "t_max_predict_ms": Whole(0, _LARGEST_ID, "use 0 to switch it off"),
 }
 """Every field of `SamplingParams`; the numbers are OpenAI's and vLLM's where these have them."""
 

@@ -71,6 +71,10 @@ class SamplingParams:
             the output ends when it is complete. Needs the extra ``grammar``.
         prediction: text (or token ids) that the answer is expected to repeat in large part; drafts are taken from it
             while the answer follows it.
+        n_indent: llama.cpp's, for code: the output ends, with the reason ``length``, at the first of its lines but the
+            first and blank ones that begins with fewer spaces and tabs; 0 for no such limit.
+        t_max_predict_ms: llama.cpp's, for code: the output ends, with the reason ``length``, at the first end of a line
+            so many milliseconds after its first token; 0 for no such limit. A text then depends on the machine's speed.
     """
 
     n: int = 1
@@ -97,6 +101,8 @@ class SamplingParams:
     speculative: bool | Mapping[str, Any] = True
     structured_outputs: Mapping[str, Any] | None = None
     prediction: str | Sequence[int] = ()
+    n_indent: int = 0
+    t_max_predict_ms: int = 0
 
     def __post_init__(self) -> None:
         for name, limit in LIMITS.items():
@@ -104,6 +110,12 @@ class SamplingParams:
         if self.min_tokens > self.max_tokens:
             problem = f"{self.min_tokens} is more than max_tokens, {self.max_tokens}"
             raise InvalidParameter("min_tokens", problem, "lower min_tokens or raise max_tokens")
+
+    @property
+    def ends_by_text(self) -> bool:
+        """Whether the output may end by what its text is."""
+        is_bound = self.n_indent > 0 or self.t_max_predict_ms > 0
+        return bool(self.stop) or is_bound or self.structured_outputs is not None
 
     @property
     def is_greedy(self) -> bool:

@@ -7,6 +7,7 @@ samples of a request until the last has finished. Not for pages, budgets or stop
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from paceline.engine.line_reader import LineReader
 from paceline.engine.prediction import Prediction
 from paceline.engine.scores import Scores
 from paceline.engine.text import TextStream
@@ -115,7 +116,7 @@ class LiveSample:
         self.request_id, self.index = request_id, index
         self.error: Exception | None = None
         self.said: list[int] = []
-        self.text = TextStream(tokenizer, params.stop, params.include_stop_str_in_output)
+        self.text = TextStream(tokenizer, params.stop, params.include_stop_str_in_output, LineReader.of(params))
         state.completes_stop = self._reads_stop
         self._unread: list[str] = []  # text of tokens that the stop rule decoded before their commit
         self.provenance: list[TokenProvenance] = []
@@ -182,7 +183,7 @@ class LiveSample:
             self.error = error
 
     def _reads_stop(self, token: int) -> bool:
-        """Decode one accepted token; whether it completes the grammar or a stop string.
+        """Decode one accepted token; whether it completes the grammar or a stop string, or a line ends the text.
 
         Called by the scheduler's stop rule with the token already appended. An error is stored in `error`, and True
         returned, so that the request ends there.
@@ -218,6 +219,8 @@ class LiveSample:
 
         Also sets the state's finish reason.
         """
+        if self.text.is_cut and reason == "stop":
+            reason = "length"
         if self.error is None:
             try:
                 self.text.finish()

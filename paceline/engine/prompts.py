@@ -8,13 +8,12 @@ import uuid
 from collections.abc import Generator, Iterable, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from numbers import Integral
 from operator import index
 from typing import Any
 
 from paceline.errors import InvalidParameter, PromptTooLong
-from paceline.models.text.infill import Infill
+from paceline.models.text.infill import Infill, steps_for
 from paceline.models.text.messages import check_continued, check_variables, known_role, plain_messages
 from paceline.models.text.tokenizer import Tokenizer
 from paceline.models.text.tools import checked_tools, explained, written_calls
@@ -27,8 +26,8 @@ class Gap:
 
     Attributes:
         files: (name, text) of other files of the project.
-        keeps_free: tokens of the context that are left to the answer: a prompt that is longer is cut, the first files
-            first. None to refuse it.
+        keeps_free: tokens of the context, at most half of it, that are left to the answer: a prompt that is longer is
+            cut. None to refuse it.
     """
 
     before: str
@@ -46,9 +45,11 @@ class Gap:
         return [self.before, self.after, *(each for file in self.files for each in file)]
 
     def shortened(self, most: int) -> "Gap":
-        """With at most so many characters of each text, those next to the gap."""
-        files = tuple((name[:most], text[:most]) for name, text in self.files)
-        return replace(self, before=self.before[-most:], after=self.after[:most], files=files)
+        """With at most `most` bytes before and after the gap, those next to it, and without files that have more."""
+        before, after = self.before.encode(), self.after.encode()[:most]
+        before = before[steps_for(len(before) - most, most) :]
+        files = tuple((name, text) for name, text in self.files if len(name.encode()) + len(text.encode()) < most)
+        return replace(self, before=before.decode(errors="ignore"), after=after.decode(errors="ignore"), files=files)
 
 
 Prompt = str | Sequence[int] | Mapping[str, Any] | Gap
@@ -162,11 +163,14 @@ class Prompts:
             self._check_size(gap.before + gap.after)
             self._check_size("".join(gap.texts[2:]), "files")
         else:
-            most = self.max_model_len - min(gap.keeps_free, self.max_model_len // 2) - len(first)
+            most = self.max_model_len - min(max(gap.keeps_free, 1), self.max_model_len // 2) - len(first)
             gap = gap.shortened(self.max_model_len * self.tokenizer.longest_token)
-        encode = partial(self._encode, add_special_tokens=False)
         infill = Infill.of(self.tokenizer)
-        return [*first, *infill.prompt(gap.before, gap.after, encode, gap.files, most)]
+        return [*first, *infill.prompt(gap.before, gap.after, self._plain, gap.files, most)]
+
+    def _plain(self, text: str) -> list[int]:
+        """Tokenise a text in which the names of control tokens stand for nothing else, as in source code."""
+        return self.tokenizer.encode_masked(self.tokenizer.masked(text), False)
 
     def _encode(self, text: str, add_special_tokens: bool = True, masked: bool = False) -> list[int]:
         """Tokenise a prompt. A text too long for the context by its bytes alone is refused before that.
@@ -251,11 +255,11 @@ def plain_prompt(prompt: Any) -> Any:
     """The text, token ids or gap of a prompt, which may be a mapping as in vLLM."""
     if not isinstance(prompt, Mapping):
         return prompt
-    if {"prompt", "suffix"} <= prompt.keys() <= {"prompt", "suffix", "files"}:
-        return _gap(prompt["prompt"], prompt["suffix"], prompt.get("files"))
+    if {"prompt"} < prompt.keys() <= {"prompt", "suffix", "files"}:
+        return _gap(prompt["prompt"], prompt.get("suffix"), prompt.get("files"))
     if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
         problem = f"{reprlib.repr(dict(prompt))} is no prompt"
-        remedy = 'give {"prompt": text}, {"prompt": text, "suffix": text} or {"prompt_token_ids": ids}'
+        remedy = 'give {"prompt": text}, {"prompt": text, "suffix": text, "files": {}} or {"prompt_token_ids": ids}'
         raise InvalidParameter("prompt", problem, remedy)
     return next(iter(prompt.values()))
 
@@ -267,12 +271,12 @@ def text_of(prompt: Any) -> str | None:
 
 def _gap(before: Any, after: Any, files: Any) -> Any:
     """The prompt of a gap; that alone where nothing follows, and no files are given."""
-    if (after is None or after == "") and not files:
+    after, files = "" if after is None else after, {} if files is None else files
+    if not isinstance(files, Mapping) or not all(isinstance(each, str) for file in files.items() for each in file):
+        raise InvalidParameter("files", f"{reprlib.repr(files)} are no texts by name", 'give {"name.py": text}')
+    if after == "" and not files:
         return before
-    for field, value in (("prompt", before), ("suffix", after or "")):
+    for field, value in (("prompt", before), ("suffix", after)):
         if not isinstance(value, str):
             raise InvalidParameter(field, f"{reprlib.repr(value)} is no text", "a suffix goes with a prompt of text")
-    known = files or {}
-    if not isinstance(known, Mapping) or not all(isinstance(each, str) for file in known.items() for each in file):
-        raise InvalidParameter("files", f"{reprlib.repr(files)} are no texts by name", 'give {"name.py": text}')
-    return Gap(before, after or "", tuple(known.items()))
+    return Gap(before, after, tuple(files.items()))

@@ -1,4 +1,4 @@
-"""`TextStream`: incremental detokenisation with stop strings.
+"""`TextStream`: incremental detokenisation with stop strings and limits of lines.
 
 Text that may turn out to be the beginning of a stop string is held back. Not for stop rules on token ids or lengths:
 those are the scheduler's.
@@ -6,6 +6,7 @@ those are the scheduler's.
 
 from collections.abc import Sequence
 
+from paceline.engine.line_reader import LineReader
 from paceline.models.text.harmony import decoder_of
 from paceline.models.text.tokenizer import Tokenizer
 
@@ -17,19 +18,28 @@ class TextStream:
         tokenizer: turns ids into text; special tokens are left out.
         stop: strings that end the text.
         keeps_stop: whether the string that ends the text is part of it.
+        lines: tells which line ends it, if one does.
+
+    Attributes:
+        stop_string: the one that has ended the text.
+        is_cut: a line has ended it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), keeps_stop: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), keeps_stop: bool = False, lines: LineReader | None = None
+    ) -> None:
         self._decoder = decoder_of(tokenizer)
         self._stop, self._keeps_stop = tuple(stop), keeps_stop
         self._held = ""
         self._released: list[str] = []
+        self._lines = lines
         self.stop_string: str | None = None
+        self.is_cut = False
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has ended the text."""
-        return self.stop_string is not None
+        """Whether a stop string or a line has ended the text."""
+        return self.is_cut or self.stop_string is not None
 
     @property
     def text(self) -> str:
@@ -39,9 +49,11 @@ class TextStream:
     def push(self, token_id: int, may_stop: bool = True) -> str:
         """Add a token; returns the text that it releases. Sets `stop_string` when a stop string is complete.
 
-        With `may_stop` False (before `min_tokens`), a complete stop string is ordinary text.
+        With `may_stop` False (before `min_tokens`), a complete stop string is ordinary text, and lines are, too.
         """
         piece = self._decoder.push(token_id)
+        if self._lines is not None and (kept := self._lines.read(piece, may_stop)) is not None:
+            piece, self.is_cut = kept, True
         if not self._stop:
             self._released.append(piece)
             return piece
@@ -50,6 +62,7 @@ class TextStream:
         found = ((self._held.find(s, max(0, known + 1 - len(s))), s) for s in self._stop)
         first = min(((at, s) for at, s in found if at >= 0), default=None)
         if may_stop and first is not None:
+            self.is_cut = False
             end, self.stop_string = first
             self._held = self._held[: end + len(self.stop_string) * self._keeps_stop]
         return self._release(len(self._held) if self.stopped else len(self._held) - self._suspicious())

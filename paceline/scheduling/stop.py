@@ -23,8 +23,7 @@ class StopChecker:
     def commit(self, request: RequestState, token_ids: Sequence[int]) -> tuple[int, FinishReason | None]:
         """Append tokens up to the one that ends the output; returns (number appended, finish reason or None)."""
         params = request.params
-        can_end = len(token_ids) >= request.num_output_left or params.stop or params.stop_token_ids
-        can_end = can_end or params.structured_outputs is not None
+        can_end = len(token_ids) >= request.num_output_left or params.ends_by_text or params.stop_token_ids
         if not can_end and (params.ignore_eos or self._eos_token_ids.isdisjoint(token_ids)):
             request.token_ids += token_ids
             return len(token_ids), None
@@ -41,8 +40,7 @@ class StopChecker:
         Stop ids do not apply to the first ``min_tokens`` output tokens; `completes_stop` checks that limit itself.
         """
         params = request.params
-        reads = bool(params.stop) or params.structured_outputs is not None
-        if reads and request.completes_stop is not None and request.completes_stop(token):
+        if params.ends_by_text and request.completes_stop is not None and request.completes_stop(token):
             return "stop"
         if request.num_output_tokens > params.min_tokens:
             is_eos = token in self._eos_token_ids and not params.ignore_eos

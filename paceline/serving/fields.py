@@ -94,11 +94,11 @@ def check_extra(extra: Mapping[str, Any]) -> None:
         kind = _PASSED_OVER.get(key)
         if kind is not None and not isinstance(value, kind):
             raise InvalidParameter(key, f"is no {_KINDS[kind]}", "send one, or leave it out")
-        if kind is None and not any(_same(value, each) for each in _NO_OPS.get(key, ())):
+        if kind is None and not any(same_value(value, each) for each in _NO_OPS.get(key, ())):
             raise InvalidParameter(key, "is not served", "leave it out")
 
 
-def _same(value: Any, other: Any) -> bool:
+def same_value(value: Any, other: Any) -> bool:
     """Whether two values are equal, where Python would count true as 1 too."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 

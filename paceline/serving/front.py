@@ -117,12 +117,14 @@ class Front:
             jobs, answer = await self.prepared_aside(request, body)
             request.scope.setdefault("state", {})["noted"] = {"model": body.model, "stream": asked.stream}
             infilled = Infilled(asked, body.model or "")
-            told, stack = await self._bodies(request, body, jobs, answer)
-        if asked.stream:
-            return self._stream(_infill_events(told, infilled), event, stack)
-        async with stack, aclosing(told):
-            work = infilled.whole(cast(AsyncIterator[dict[str, Any]], told))
-            whole = await unless_gone(request, until_shut(work, self.gate))
+            if asked.stream:
+                told, stack = await self._bodies(request, body, jobs, answer)
+                return self._stream(_infill_events(told, infilled), event, stack)
+            jobs = [replace(job, stream_interval=1) for job in jobs]
+            told, stack = await self._bodies(request, body, jobs, answer, raises=True)
+            async with stack, aclosing(told):
+                work = infilled.whole(cast(AsyncIterator[dict[str, Any]], told))
+                whole = await unless_gone(request, until_shut(work, self.gate))
         if "error" in whole:
             raise HttpRefusal(500, f"the request failed: {whole['error']['message']}")
         return JSONResponse(whole)
@@ -156,9 +158,15 @@ class Front:
         return await asyncio.to_thread(answer.whole, found) if jobs[0].detail else answer.whole(found)
 
     async def _bodies(
-        self, request: Request, body: CompletionRequest | ChatRequest, jobs: list[Job], answer: Answer
+        self,
+        request: Request,
+        body: CompletionRequest | ChatRequest,
+        jobs: list[Job],
+        answer: Answer,
+        *,
+        raises: bool = False,
     ) -> tuple[AsyncGenerator[dict[str, Any] | str, None], AsyncExitStack]:
-        """The bodies of a stream, and the stack to close after it.
+        """The bodies of a stream, and the stack to close after it; they raise errors if `raises`, else tell of them.
 
         An immediate rejection is raised here, so that the response has its HTTP status.
         """
@@ -173,7 +181,7 @@ class Front:
             stack.callback(lambda: request.scope["state"]["noted"].update(answer.noted()))
             usage = body.include_usage, bool(body.stream_options.continuous_usage_stats)
             rest = _rest(first, chunks) if early is None else chunks
-            return bodies(rest, early, answer, usage), stack.pop_all()
+            return bodies(rest, early, answer, usage, raises), stack.pop_all()
         raise AssertionError("not reached")  # the stack swallows nothing
 
     def _stream(

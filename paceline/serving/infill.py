@@ -1,12 +1,11 @@
 """llama.cpp's ``/infill``: a completion of code between two texts, as its plugins for editors ask for it.
 
 Names and defaults are llama.cpp's. A request becomes a completion (`protocol.py`); what it answers is told in
-llama.cpp's form. Prompts of code models are `models/text/infill.py`'s, the ends of lines `line_limits.py`'s.
+llama.cpp's form. Prompts of code models are `models/text/infill.py`'s, the ends of lines `engine/line_reader.py`'s.
 """
 
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -14,22 +13,26 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from paceline.engine.prompts import Gap
 from paceline.errors import InvalidParameter
 from paceline.limits import NO_LIMIT
-from paceline.serving.fields import Amount, Bias, StreamOptions, Whole, without_nulls
+from paceline.serving.fields import Amount, Bias, StreamOptions, Whole, same_value, without_nulls
 from paceline.serving.job import Job
-from paceline.serving.line_limits import LineLimits
 from paceline.serving.message import check_text
 from paceline.serving.protocol import CompletionRequest
 
 _PASSED_OVER = (
     "cache_prompt", "id_slot", "samplers", "t_max_prompt_ms", "n_keep", "n_cache_reuse", "repeat_last_n",
-    "timings_per_token", "return_progress", "post_sampling_probs", "n_discard", "stop_on_eos",
+    "timings_per_token", "return_progress", "post_sampling_probs", "n_discard", "stop_on_eos", "min_keep",
+    "mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold", "dry_base", "dry_allowed_length",
+    "dry_penalty_last_n", "dry_sequence_breakers", "penalize_nl",
 )  # fmt: skip
-"""Fields of llama.cpp's that change nothing here: its prefix cache, slots and order of samplers."""
+"""Fields of llama.cpp's that change nothing here: its prefix cache, slots and order of samplers, and settings of
+samplers that must be off."""
 _OFF: Mapping[str, Any] = {
     "n_probs": 0, "mirostat": 0, "typical_p": 1.0, "dynatemp_range": 0.0, "xtc_probability": 0.0, "dry_multiplier": 0.0,
     "top_n_sigma": -1.0, "return_tokens": False, "lora": [], "grammar": "", "n_cmpl": 1,
 }  # fmt: skip
 """Fields of which only the value that asks for nothing is served."""
+_KEPT_FREE = 256
+"""Least tokens that are left to an answer, so that requests which only read a prompt cut it where others do."""
 _SENT_AS = {
     "prompt": "input_prefix", "suffix": "input_suffix", "files": "input_extra", "max_tokens": "n_predict",
     "repetition_penalty": "repeat_penalty",
@@ -62,7 +65,7 @@ class InfillRequest(BaseModel):
     input_extra: list[ExtraFile] = Field(default_factory=list)
     prompt: str = ""
     n_predict: Whole = -1
-    n_indent: Whole = Field(0, ge=0)
+    n_indent: Whole = 0
     t_max_predict_ms: Whole = 0
     temperature: Amount = 0.8
     top_k: Whole = 40
@@ -73,7 +76,7 @@ class InfillRequest(BaseModel):
     repeat_penalty: Amount = 1.0
     logit_bias: Annotated[dict[int, Bias], BeforeValidator(_by_token)] = Field(default_factory=dict)
     seed: Whole = -1
-    stop: list[str] = Field(default_factory=list)
+    stop: str | list[str] = Field(default_factory=list)
     ignore_eos: bool = False
     speculative: bool | dict[str, Any] = True
     stream: bool = False
@@ -87,7 +90,7 @@ class InfillRequest(BaseModel):
     def completion(self) -> "InfillCompletion":
         """The completion it asks for. Raises InvalidParameter for a field with a meaning that is not served."""
         for key, value in (self.model_extra or {}).items():
-            if key not in _PASSED_OVER and (key not in _OFF or value != _OFF[key]):
+            if key not in _PASSED_OVER and (key not in _OFF or not same_value(value, _OFF[key])):
                 raise InvalidParameter(key, "is not served", "leave it out")
         for field, text in (
             ("input_prefix", self.input_prefix), ("input_suffix", self.input_suffix), ("prompt", self.prompt),
@@ -97,7 +100,6 @@ class InfillRequest(BaseModel):
         files = tuple((file.filename, file.text) for file in self.input_extra)
         before = self.input_prefix + self.prompt  # llama.cpp's own page has `prompt` after the suffix, its code has not
         limit = NO_LIMIT if self.n_predict < 0 else max(self.n_predict, 1)
-        seconds = max(self.t_max_predict_ms, 0) / 1000
         return InfillCompletion(
             model=self.model, prompt=before, max_tokens=limit,
             temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
@@ -105,8 +107,8 @@ class InfillRequest(BaseModel):
             repetition_penalty=self.repeat_penalty, logit_bias=self.logit_bias, stop=self.stop,
             seed=None if self.seed < 0 else self.seed, ignore_eos=self.ignore_eos, speculative=self.speculative,
             stream=True, stream_options=StreamOptions(continuous_usage_stats=True),
-            gap=Gap(before, self.input_suffix, files, keeps_free=limit),
-            line_limits=LineLimits(self.n_indent, seconds) if self.n_indent or seconds else None,
+            gap=Gap(before, self.input_suffix, files, keeps_free=max(limit, _KEPT_FREE)),
+            n_indent=self.n_indent, t_max_predict_ms=max(self.t_max_predict_ms, 0),
         )  # fmt: skip
 
     def sent_name(self, field: str) -> str:
@@ -123,12 +125,13 @@ class InfillCompletion(CompletionRequest):
     """A completion of the text in a gap."""
 
     gap: Gap
-    line_limits: LineLimits | None = None
+    n_indent: int
+    t_max_predict_ms: int
 
     def jobs(self, request_id: str) -> list[Job]:
         """See `CompletionRequest`."""
-        job = self._job(request_id, self.params(NO_LIMIT), prompt=self.gap)
-        return [replace(job, line_limits=self.line_limits)]
+        params = self.params(NO_LIMIT, n_indent=self.n_indent, t_max_predict_ms=self.t_max_predict_ms)
+        return [self._job(request_id, params, prompt=self.gap)]
 
 
 class Infilled:

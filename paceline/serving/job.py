@@ -6,7 +6,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from paceline.engine.prompts import Gap
 from paceline.limits import NO_LIMIT
-from paceline.serving.line_limits import LineLimits
 from paceline.types import RequestStats, SamplingParams, TokenProvenance
 
 _EXPECTED = 128
@@ -28,7 +27,6 @@ class Job:
         timeout: seconds after which it ends with the tokens it has; None for never.
         add_special_tokens: add the model's special tokens to a text prompt.
         cache_salt: see `Engine.add_request`.
-        line_limits: what ends it at a line of its own; None for nothing.
         stream_interval: tokens per chunk of a stream (the last one has the rest); 1 sends tokens as they come.
         detail: chunks contain `Piece`s, and the last one those of the prompt.
         trace: chunks contain the `Step` that they came from.
@@ -50,7 +48,6 @@ class Job:
     detail: bool = False
     cache_salt: str = ""
     trace: bool = False
-    line_limits: LineLimits | None = None
     stream_interval: int = 1
 
     def with_seed(self, seed: int) -> "Job":

@@ -82,7 +82,7 @@ def _at(chunk: Chunk, index: int) -> Chunk:
 
 
 async def bodies(
-    chunks: Chunks, first: tuple[int, Chunk] | None, answer: Answer, usage: tuple[bool, bool]
+    chunks: Chunks, first: tuple[int, Chunk] | None, answer: Answer, usage: tuple[bool, bool], raises: bool = False
 ) -> AsyncGenerator[dict[str, Any] | str, None]:
     """The bodies of a stream's events. An error in the middle of an answer is a body of its own, and the last one.
 
@@ -90,6 +90,7 @@ async def bodies(
         first: a chunk that was read already.
         usage: whether counts come at the end, and with every event. Without the latter, bodies that add nothing but
             text are JSON already.
+        raises: raise an error in the middle of an answer.
     """
     at_end, always = usage
     try:
@@ -101,6 +102,8 @@ async def bodies(
             for body in await _told(answer, item, usage) if told is None else (told,):
                 yield body
     except Exception as error:
+        if raises:
+            raise
         if not isinstance(error, PacelineError):  # the client is told no more than that something failed
             _LOG.exception("a stream ended by an unexpected error")
         yield refusal_of(error).body

@@ -18,7 +18,6 @@ from paceline.errors import EngineDead, InvalidParameter
 from paceline.models.text.tokenizer import Tokenizer
 from paceline.placement.tokens import TokenProfile
 from paceline.serving.job import Chunk, Job, Piece, Step, Summary, Thinking
-from paceline.serving.line_limits import LineReader
 from paceline.serving.merging import merged
 from paceline.serving.model_spec import ModelSpec
 from paceline.serving.thoughts import THOUGHT, THOUGHT_END
@@ -72,16 +71,12 @@ class Worker:
         known = {"num_prompt_tokens": len(prompt), "thinking": _thinking(job, prompt, llm.tokenizer)}
         how: dict[str, Any] = {"priority": job.priority, "timeout": job.timeout, "cache_salt": job.cache_salt}
         how["joined"] = not job.trace
-        lines = LineReader(job.line_limits) if job.line_limits is not None else None
         async with aclosing(llm.generate(prompt, params, job.request_id, **how)) as outputs:
             async for output in outputs if job.stream_interval == 1 else _evenly(outputs, job.stream_interval):
                 if job.detail and output.finished:  # its whole prompt is told of
                     chunk = await asyncio.to_thread(_chunk, output, llm.tokenizer, known)
                 else:
                     chunk = _chunk(output, llm.tokenizer if job.detail else None, known)
-                if lines is not None and (kept := lines.read(chunk.text, chunk.num_tokens)) is not None:
-                    yield replace(chunk, text=kept, finish_reason="length", num_output_tokens=lines.num_tokens)
-                    return
                 step = output.draft if job.trace else None
                 yield chunk if step is None else replace(chunk, step=_step(output, step, llm.tokenizer))
 

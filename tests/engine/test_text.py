@@ -1,8 +1,10 @@
 """Text as it is released: never a piece of a stop string, and stop strings that come too early are text."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.engine.line_reader import LineReader
 from paceline.engine.live import spellings
 from paceline.engine.text import TextStream
 from paceline.models.text.tokenizer import Tokenizer
@@ -78,3 +80,46 @@ def test_white_space_is_forbidden_where_a_tokenizer_puts_a_space_before_every_te
     assert told["\n"] == [["<0x0A>"]]
     assert told[" "] == [["▁"]]
     assert told["\ncat"][-1] == ["<0x0A>", "cat"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("a\n    b\n\n\t\t\t\tc\r\n    d", None), ("a\n  b", "a\n  "), ("a\n    b\n}", "a\n    b\n"), ("    a", None),
+        ("a\n", None), ("a\nb", "a\n"),
+    ],
+)  # fmt: skip
+def test_lines_that_are_indented_less_end_a_text(text, kept):
+    for size in (1, 2, 3, len(text)):
+        reader, found = LineReader(4), ""
+        for at in range(0, len(text), size):
+            part = text[at : at + size]
+            last = reader.read(part)
+            found += part if last is None else last
+            if last is not None:
+                break
+        assert found == (text if kept is None else kept)
+
+
+def test_no_line_begins_after_the_time_is_over():
+    now = iter([0.0, 0.0, 0.5, 2.0, 2.1])
+    reader = LineReader(seconds=1.0, clock=lambda: next(now))
+    assert [reader.read(text) for text in ("a\n", "b\nc", "d", "e\nf")] == [None, None, None, "e"]
+
+
+def lines_of(text, stop=(), min_tokens=0):
+    """What a stream with limits of lines releases in all, whether a line ended it, and its stop string."""
+    stream = TextStream(ByteTokenizer(), stop, lines=LineReader(2))
+    for count, character in enumerate(text, start=1):
+        stream.push(ord(character), may_stop=count > min_tokens)
+        if stream.stopped:
+            break
+    stream.finish()
+    return stream.text, stream.is_cut, stream.stop_string
+
+
+def test_lines_and_stop_strings_end_a_text_whichever_is_first():
+    assert lines_of("a\n  b\nc") == ("a\n  b\n", True, None)
+    assert lines_of("a\n  b\nc", ["\nc"]) == ("a\n  b\n", True, None)  # the line ends before the string is complete
+    assert lines_of("a\n  b\nc", ["b"]) == ("a\n  ", False, "b")
+    assert lines_of("a\nb\n  c\nd", min_tokens=3) == ("a\nb\n  c\n", True, None)

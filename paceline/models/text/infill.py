@@ -5,9 +5,9 @@ of Language Models to Fill in the Middle", 2022): control tokens mark what came 
 where it begins. Not for what a client may ask (`engine/prompts.py`, `serving/protocol.py`).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from paceline.errors import InvalidParameter
 from paceline.models.text.tokenizer import Tokenizer
@@ -34,6 +34,7 @@ _FILE = ("<|file_sep|>", "<file_sep>", "<|file_separator|>")
 Report", 2024, section 3.2; Lozhkov et al., "StarCoder 2 and The Stack v2", 2024, section 5)."""
 _PROJECT, _THIS_FILE = "project", "file"
 """In the place of names that are not known."""
+_STEPS = 8
 _BEGIN = "☺"
 """What is encoded before a suffix and cut off again, so that no space is added at the suffix's beginning."""
 
@@ -88,19 +89,26 @@ class Infill:
         Args:
             encode: of a text, without the tokens at a prompt's beginning or end.
             files: (name, text) of other files of the project, which precede the one with the gap.
-            most: most tokens; None for any number. Of more, the first files are left out, and where that is not
-                enough, the beginning of `before` and the end of `after`, of which a quarter of the tokens is kept.
+            most: most tokens; None for any number. Of more, files are left out from the first one on, and where that is
+                not enough, the beginning of `before` and the end of `after`, of which a quarter of the tokens is kept.
+                The beginning is cut in steps, so that the prompts of a text that grows begin alike.
         """
         first, second = encode(before) if before else [], self._continuation(after, encode) if after else []
-        others = [self._of_file(encode, *each) for each in files]
         own = self._of_file(encode, _THIS_FILE) if files and self.file is not None else []
         project = [] if not files or self.repository is None else [self.repository, *encode(f"{_PROJECT}\n")]
+        room: float = math.inf
         if most is not None:
             room = most - 3
             second = second[: max(room // 4, room - len(first), 0)]
-            first = first[max(len(first) - max(room - len(second), 0), 0) :]
+            first = first[steps_for(len(first) + len(second) - room, room) :]
             room -= len(first) + len(second) + len(own) + len(project)
-            others = others[len(others) - _num_fitting(others, room) :]
+        others: list[list[int]] = []
+        for name, text in reversed(files):
+            others.insert(0, self._of_file(encode, name, text))
+            room -= len(others[0])
+            if room < 0:
+                del others[0]
+                break
         context = [*project, *(token_id for each in others for token_id in each), *own] if others else []
         if self.middle is None:
             return [*context, self.suffix, *second, self.prefix, *first]
@@ -122,7 +130,7 @@ def _known(tokenizer: Tokenizer, names: Sequence[str]) -> tuple[int, ...]:
     return tuple(found for name in names if (found := tokenizer.token_id(name)) is not None)
 
 
-def _num_fitting(parts: Sequence[Sequence[int]], room: int) -> int:
-    """How many of the last `parts` have no more than `room` tokens together."""
-    sums = accumulate(len(part) for part in reversed(parts))
-    return sum(size <= room for size in sums)
+def steps_for(excess: int, room: int) -> int:
+    """How much to cut where `excess` is too much: steps of an eighth of `room`, so that few keys change the cut."""
+    step = max(room // _STEPS, 1)
+    return -(-max(excess, 0) // step) * step

@@ -10,6 +10,7 @@ the requests on it.
 """
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
@@ -174,9 +175,10 @@ class Dispatcher:
         if self._is_closing:
             raise RequestRejected("the cluster is shutting down")
         params = job.params
+        prompt_tokens = min(self._prompts.expected(job), self._max_model_lens.get(job.model, math.inf))
         return self.controller.submit(
-            job.request_id, job.model, self._clock(), job.slo, model.size(job.expected_tokens),
-            self._prompts.expected(job), params.max_tokens, is_length_known=params.ignore_eos,
+            job.request_id, job.model, self._clock(), job.slo, model.size(job.expected_tokens), prompt_tokens,
+            params.max_tokens, is_length_known=params.ignore_eos,
         )  # fmt: skip
 
     async def _fly(self, flight: Flight) -> None:

@@ -49,7 +49,7 @@ class Flight:
 
     def splice(self) -> "Splice":
         """A filter for a new attempt, which passes on only output that the client has not received."""
-        return Splice(self._seen)
+        return Splice(self._seen, may_be_short=self.job.params.t_max_predict_ms > 0)
 
 
 class Splice:
@@ -57,10 +57,11 @@ class Splice:
 
     Args:
         seen: by sample; extended by what is passed on.
+        may_be_short: whether an attempt may end before what the client received, as its end depends on time.
     """
 
-    def __init__(self, seen: dict[int, _Sample]) -> None:
-        self._seen = seen
+    def __init__(self, seen: dict[int, _Sample], may_be_short: bool = False) -> None:
+        self._seen, self._may_be_short = seen, may_be_short
         self._at: dict[int, list[int]] = {}
         """[characters, pieces] of this attempt so far, by sample."""
 
@@ -75,6 +76,7 @@ class Splice:
         old_pieces = sample.pieces[at[1] : at[1] + len(chunk.pieces)]
         new_ids = [piece.token_id for piece in chunk.pieces[: len(old_pieces)]]
         is_short = chunk.finish_reason is not None and at[0] + len(chunk.text) < len(sample.text)
+        is_short = is_short and not self._may_be_short
         if not chunk.text.startswith(old_text) or new_ids != [old.token_id for old in old_pieces] or is_short:
             raise GroupLost("its group died, and the group that took over answers with other tokens")
         text, pieces = chunk.text[len(old_text) :], chunk.pieces[len(old_pieces) :]

@@ -22,8 +22,9 @@ class PromptSizes:
         return max(1.0, _characters(job) * tokens / characters)
 
     def learn(self, job: Job, num_tokens: int) -> None:
-        """Learn that the prompt of `job` had `num_tokens` tokens."""
-        if num_tokens and not isinstance(job.prompt, tuple | list):
+        """Learn that the prompt of `job` had `num_tokens` tokens, unless it may have been cut."""
+        is_cut = isinstance(job.prompt, Gap) and job.prompt.keeps_free is not None
+        if num_tokens and not is_cut and not isinstance(job.prompt, tuple | list):
             characters, tokens = self._counts.get(job.model, (_PRIOR, _PRIOR / _CHARACTERS_PER_TOKEN))
             self._counts[job.model] = characters + _characters(job), tokens + num_tokens
 
