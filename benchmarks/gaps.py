@@ -4,7 +4,7 @@ From files of a folder a gap begins inside a line after its indentation; some li
 after it the suffix. Files are drawn evenly, and places in them.
 
     python benchmarks/gaps.py paceline --limit 24 > gaps.jsonl
-    python benchmarks/decode.py -m qwen2.5-coder-0.5b.gguf --prompts gaps.jsonl --drafts ngram suffix
+    python benchmarks/decode.py --model qwen2.5-coder-0.5b.gguf --prompts gaps.jsonl --drafts ngram suffix
 
 A line of what it prints is {"prompt": ..., "suffix": ..., "category": the folder's name}.
 """
