@@ -219,7 +219,8 @@ class LLM:
 
         Args:
             prompts: texts or token ids, or vLLM's ``{"prompt": text}`` and ``{"prompt_token_ids": ids}``. The answer
-                to ``{"prompt": text, "suffix": text}`` is what a code model writes between the two.
+                to ``{"prompt": text, "suffix": text}`` is what a code model writes between the two; ``"files": {name:
+                text}`` are others of the project.
             sampling_params: one for all prompts, or one for each.
             priority: one for all prompts, or one for each; smaller values run earlier.
             timeout: seconds after which unfinished requests end with the tokens they have, finish reason ``timeout``.
