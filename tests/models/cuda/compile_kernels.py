@@ -2,7 +2,8 @@
 
 Triton's interpreter forgives what its compiler does not: types that change in a loop, shapes that are no powers of two.
 Every kernel for the first, for others one of each form that differs there: that wait for the kernel before them, or
-have products on tensor cores. Prints a line for each, with the bytes of memory that a block of threads shares.
+have products on tensor cores; for GPUs before compute capability 8.0 one of each of the latter. Prints a line for each,
+with the bytes of memory that a block of threads shares.
 """
 
 import sys
@@ -185,9 +186,10 @@ def main(*capabilities: int) -> None:
         is_old = capability < 80  # which have neither bfloat16 nor as much shared memory
         how = ("fp16", 2, False, attention.OLD_KEY_BYTES) if is_old else ("bf16", 2, capability >= 90)
         for kernel, types, constants, options in kernels(*how):
-            is_new = form(kernel, constants) not in made and differs(kernel, constants, capability)
+            kind = kernel if is_old else form(kernel, constants)
+            is_new = kind not in made and differs(kernel, constants, capability)
             if capability == capabilities[0] or is_new:
-                made.add(form(kernel, constants))
+                made.add(kind)
                 compile_kernel(capability, kernel, types, constants, options)
 
 
