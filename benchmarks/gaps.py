@@ -24,12 +24,12 @@ def main() -> None:
     rng.shuffle(files)
     found = 0
     for path in files:
+        if found == args.limit:
+            break
         lines = path.read_text(errors="replace").splitlines(keepends=True)
         places = [
             at for at, line in enumerate(lines) if at >= args.least and line.strip() and line.startswith(INDENTED)
         ]
-        if found == args.limit:
-            break
         if not places:
             continue
         found += 1

@@ -112,10 +112,14 @@ class SamplingParams:
             raise InvalidParameter("min_tokens", problem, "lower min_tokens or raise max_tokens")
 
     @property
+    def limits_lines(self) -> bool:
+        """Whether a line may end the output."""
+        return self.n_indent > 0 or self.t_max_predict_ms > 0
+
+    @property
     def ends_by_text(self) -> bool:
         """Whether the output may end by what its text is."""
-        is_bound = self.n_indent > 0 or self.t_max_predict_ms > 0
-        return bool(self.stop) or is_bound or self.structured_outputs is not None
+        return bool(self.stop) or self.limits_lines or self.structured_outputs is not None
 
     @property
     def is_greedy(self) -> bool:

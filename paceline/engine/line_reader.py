@@ -25,8 +25,7 @@ class LineReader:
     @classmethod
     def of(cls, params: SamplingParams) -> "LineReader | None":
         """That of a sample with these parameters; None where no line ends it."""
-        is_bound = params.n_indent > 0 or params.t_max_predict_ms > 0
-        return cls(params.n_indent, params.t_max_predict_ms / 1000) if is_bound else None
+        return cls(params.n_indent, params.t_max_predict_ms / 1000) if params.limits_lines else None
 
     def read(self, text: str, may_end: bool = True) -> str | None:
         """Read the next part of the text.
