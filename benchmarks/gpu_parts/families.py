@@ -113,4 +113,7 @@ def configs(is_quick: bool) -> dict[str, Any]:
         "granite 4": replace(plain, recurrence=spaces, residual_scale=0.3, layers_without_rope=(0, 1, 2, 3)),
         "granite 4 with experts": replace(mixture, recurrence=spaces, residual_scale=0.3, experts=replace(
             softmax, shared_intermediate_size=inner, shared_expert_gate=False)),
+        "nemotron 3": replace(mixture, recurrence=spaces, mlp="relu2", layers_without_rope=(0, 1, 2, 3),
+                              layers_without_mlp=(1,), experts=replace(
+                                  sigmoid, first_k_dense_replace=0, dense_intermediate_size=0)),
     }  # fmt: skip

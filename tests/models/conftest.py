@@ -46,6 +46,11 @@ GRANITE = {
     "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0,
 }  # fmt: skip
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1}
+NEMOTRON = SIZES | {
+    "head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 48, "ssm_state_size": 16, "n_groups": 2,
+    "time_step_min": 1e-30,
+}  # fmt: skip
+"""transformers keeps steps from their least on, which no other program does."""
 GEMMA = {**SIZES, "head_dim": 16, "query_pre_attn_scalar": 24}
 GEMMA4 = {
     **SIZES, **WINDOW, "head_dim": 16, "global_head_dim": 32, "num_hidden_layers": 4,
@@ -200,6 +205,11 @@ def configs():
         "minimax_m2": t.MiniMaxM2Config(
             **SIZES | {"intermediate_size": 32}, head_dim=16, num_local_experts=6, num_experts_per_tok=3, **ENDS,
             rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
+        "nemotron_h": t.NemotronHConfig(
+            **NEMOTRON, layers_block_type=[*["linear_attention", "full_attention", "mlp"] * 2, "linear_attention"]),
+        "nemotron_h-mixture": t.NemotronHConfig(
+            **NEMOTRON | ROUTED | {"moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 64},
+            layers_block_type=["linear_attention", "moe", "linear_attention", "full_attention", "moe"]),
     }  # fmt: skip
 
 

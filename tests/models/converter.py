@@ -4,6 +4,7 @@ Written apart from the reader, so that a mistake in its tables is seen. Not a co
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ ARCHITECTURES = {
     "qwen3_next": "qwen3next", "granitemoe": "granitemoe", "granitemoehybrid": "granitehybrid",
     "glm4_moe": "glm4moe", "dots1": "dots1", "ernie4_5_moe": "ernie4_5-moe",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
-    "minicpm3": "minicpm3", "qwen3_vl_moe_text": "qwen3vlmoe", "minimax_m2": "minimax-m2",
+    "nemotron_h": "nemotron_h", "minicpm3": "minicpm3", "qwen3_vl_moe_text": "qwen3vlmoe", "minimax_m2": "minimax-m2",
 }  # fmt: skip
 IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe", "granitemoehybrid", "ministral3")
 DELTAS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
@@ -82,9 +83,11 @@ def convert(
 
 
 def _architecture(config: dict[str, Any]) -> str:
-    """As which architecture a model is written: Granite 4 without state spaces is Granite 3."""
+    """As which architecture a model is written: Granite 4 without state spaces is Granite 3; Nemotron's has two."""
     if config["model_type"] == "granitemoehybrid" and "linear_attention" not in config["layer_types"]:
         return "granitemoe" if config["num_local_experts"] else "granite"
+    if config["model_type"] == "nemotron_h" and "moe" in config["layers_block_type"]:
+        return "nemotron_h_moe"
     return ARCHITECTURES[config["model_type"]]
 
 
@@ -96,6 +99,8 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
         if not config["num_local_experts"]:
             del values["expert_used_count"]
             values["feed_forward_length"] = config["shared_intermediate_size"]
+    if kind == "nemotron_h":
+        return _nemotron_metadata(config, values)
     if kind.startswith("lfm2"):
         attends = [layer == "full_attention" for layer in config["layer_types"]]
         values["attention.head_count_kv"] = [config["num_key_value_heads"] * one for one in attends]
@@ -166,6 +171,24 @@ def _granite4_metadata(config: dict[str, Any]) -> dict[str, Any]:
         "attention.head_count_kv": [config["num_key_value_heads"] * attend for attend in attends],
         "expert_shared_feed_forward_length": config["shared_intermediate_size"],
     }  # fmt: skip
+
+
+def _nemotron_metadata(config: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    kinds, heads = config["layers_block_type"], config["mamba_num_heads"]
+    has_experts = "moe" in kinds
+    width = config["moe_intermediate_size"] if has_experts else config["intermediate_size"]
+    values |= {
+        "block_count": len(kinds), "attention.value_length": config["head_dim"], "expert_weights_norm": True,
+        "attention.head_count_kv": [config["num_key_value_heads"] * (kind == "full_attention") for kind in kinds],
+        "feed_forward_length": [width * (kind in ("mlp", "moe")) for kind in kinds],
+        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
+        "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
+        "ssm.conv_kernel": config["conv_kernel"], "ssm.state_size": config["ssm_state_size"],
+        "ssm.group_count": config["n_groups"], "ssm.inner_size": heads * config["mamba_head_dim"],
+        "ssm.time_step_rank": heads,
+    }  # fmt: skip
+    dense = {key: value for key, value in values.items() if not key.startswith("expert_")}
+    return values if has_experts else dense
 
 
 def _gemma4_metadata(config: dict[str, Any]) -> dict[str, Any]:
@@ -262,10 +285,15 @@ def _rope_factors(config: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _tensors(config: dict[str, Any], stored: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    kind, layers = config["model_type"], config.get("num_hidden_layers") or config["n_layer"]
+    kind = config["model_type"]
+    layers = config.get("num_hidden_layers") or config.get("n_layer") or len(config["layers_block_type"])
     names = gguf.get_tensor_name_map(next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == _architecture(config)),
                                      layers + _predicting(config))  # fmt: skip
     stored = {_of_prediction(name, layers): values for name, values in stored.items()}
+    if kind == "nemotron_h":
+        theirs = re.compile(r"backbone\.(.+)\.mixer\.experts\.")
+        stored = {theirs.sub(r"model.\1.mlp.experts.", name): values for name, values in stored.items()}
+        stored = dict(_state_space(config["n_groups"], name, values) for name, values in stored.items())
     if kind.startswith("granitemoe"):
         stored = dict(part for name, values in stored.items() for part in _granite4(config, name, values))
     if kind == "gpt_neox":
@@ -366,13 +394,8 @@ def _projections_apart(config: dict[str, Any], name: str, values: np.ndarray) ->
 
 
 def _granite4(config: dict[str, Any], name: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Granite 4's feed-forward and experts under names of other families; numbers of heads in columns."""
-    if name.endswith((".A_log", ".D")):
-        yield name, (-np.exp(values) if name.endswith(".A_log") else values)[:, None]
-        return
-    if name.endswith(".mamba.norm.weight") and config["mamba_n_groups"] > 1:
-        values = values.reshape(config["mamba_n_groups"], -1)
-    name = name.replace(".dt_bias", ".dt_proj.bias")
+    """Granite 4's feed-forward and experts under names of other families."""
+    name, values = _state_space(config.get("mamba_n_groups", 1), name, values)
     stem, at, part = name.rpartition(".input_linear.")
     if not at:
         dense = ".mlp.shared_expert.down_proj." if config["num_local_experts"] else ".mlp.down_proj."
@@ -383,6 +406,15 @@ def _granite4(config: dict[str, Any], name: str, values: np.ndarray) -> Iterator
     own = "mlp.experts" if not shared else "mlp.shared_expert" if config["num_local_experts"] else "mlp"
     for which, half in zip(("gate", "up"), np.split(values, 2, axis=-2), strict=True):
         yield f"{stem.rpartition('.')[0]}.{own}.{which}_proj.{part}", half
+
+
+def _state_space(groups: int, name: str, values: np.ndarray) -> tuple[str, np.ndarray]:
+    """A tensor of Mamba-2: numbers of heads in columns, norms of groups in rows."""
+    if name.endswith((".A_log", ".D")):
+        return name, (-np.exp(values) if name.endswith(".A_log") else values)[:, None]
+    if name.endswith((".mamba.norm.weight", ".mixer.norm.weight")) and groups > 1:
+        return name, values.reshape(groups, -1)
+    return name.replace(".dt_bias", ".dt_proj.bias"), values
 
 
 def _heads_together(config: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:

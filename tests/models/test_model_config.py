@@ -41,6 +41,20 @@ GRANITE4 = LLAMA | {
     "model_type": "granitemoehybrid", "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 0,
     "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "shared_intermediate_size": 96,
 }  # fmt: skip
+NEMOTRON = {key: value for key, value in LLAMA.items() if key not in ("hidden_act", "num_hidden_layers")} | {
+    "model_type": "nemotron_h", "head_dim": 16, "ssm_state_size": 16, "mamba_num_heads": 4, "mamba_head_dim": 32,
+    "n_groups": 2, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 64,
+}  # fmt: skip
+NEMOTRON_GGUF = {
+    "general.architecture": "nemotron_h",
+    **{f"nemotron_h.{key}": value for key, value in {
+        "block_count": 3, "nextn_predict_layers": 1, "context_length": 64, "embedding_length": 64,
+        "attention.head_count": 4, "attention.head_count_kv": [0, 0, 2], "feed_forward_length": [0, 96, 0],
+        "attention.layer_norm_rms_epsilon": 1e-5, "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2,
+        "ssm.inner_size": 128, "ssm.time_step_rank": 4,
+    }.items()},
+}  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 FULL = "full_attention"
 GGUF_SHAPES = {"token_embd.weight": (100, 64)}
@@ -329,6 +343,16 @@ def test_both_spellings_of_rope_settings_mean_the_same():
         (GRANITE4, {"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
         (GRANITE4, {"mamba_proj_bias": True}, "mamba_proj_bias"),
         (GRANITE4, {"mamba_n_groups": 3}, "mamba_n_heads"),
+        (NEMOTRON, {}, "hybrid_override_pattern"),
+        (NEMOTRON, {"hybrid_override_pattern": "M-X*"}, "hybrid_override_pattern.*X.*one of M"),
+        (NEMOTRON, {"hybrid_override_pattern": "M--*"}, "feed-forward number 2 follows neither"),
+        (NEMOTRON, {"hybrid_override_pattern": "-M*"}, "feed-forward number 0 follows neither"),
+        (NEMOTRON, {"hybrid_override_pattern": "M-*E"}, "with experts beside others without"),
+        (NEMOTRON, {"hybrid_override_pattern": "M-M-"}, "no layer has attention"),
+        (NEMOTRON, {"layers_block_type": ["mamba", "conv"]}, "layers_block_type.*conv"),
+        (NEMOTRON, {"hybrid_override_pattern": "ME*E", "moe_latent_size": 32}, "moe_latent_size"),
+        (NEMOTRON, {"hybrid_override_pattern": "M-*-", "mlp_hidden_act": "silu"}, "mlp_hidden_act"),
+        (NEMOTRON, {"hybrid_override_pattern": "M-*-", "mlp_bias": True}, "mlp_bias"),
         (LLAMA, {"model_type": "cohere", "layer_norm_eps": 1e-5, "use_qk_norm": True}, "use_qk_norm"),
         (MIXTURE, {"model_type": "gpt_oss", "swiglu_limit": 5.0}, "swiglu_limit"),
         (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
@@ -480,9 +504,36 @@ def test_every_supported_type_can_be_read():
         four = {"shared_intermediate_size": 96, "layer_types": ["full_attention"] * 3, "hidden_size_per_layer_input": 0}
         base = GPT2 if name == "gpt2" else MIXTURE | act | own | (four if name in NEED_KINDS else {})
         base = base | {"n_routed_experts": 16, "moe_num_experts": 8, "moe_k": 2, "first_k_dense_replace": 1}
+        base = base | {"hybrid_override_pattern": "M-*-", "mlp_hidden_act": "relu2"}
         if name in LATENT:
             base = base | {"num_key_value_heads": 8, "kv_lora_rank": 32, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8}
         assert ModelConfig.from_hf(base | {"model_type": name}).model_type == name
+
+
+def test_sublayers_make_layers_under_either_name():
+    config = ModelConfig.from_hf(NEMOTRON | {"hybrid_override_pattern": "ME*MEM", "num_hidden_layers": 6})
+    named = ["mamba", "moe", "attention", "mamba", "moe", "mamba"]
+    assert ModelConfig.from_hf(NEMOTRON | {"layers_block_type": named}) == config
+    assert (config.num_hidden_layers, config.attention_layers, config.expert_layers) == (4, (1,), (0, 2))
+    assert (config.layers_without_mlp, config.sublayers, config.num_file_layers) == ((1, 3), (0, 2, 3, 5), 6)
+    assert [config.file_number(2, is_mlp) for is_mlp in (False, True)] == [3, 4]
+    assert config.recurrence.layers == (0, 2, 3) and config.layers_without_rope == (0, 1, 2, 3)
+    assert config.intermediate_size == 40 and config.experts == Experts(
+        8, 2, True, 64, scoring_func="sigmoid", e_score_correction_bias=True, shared_expert_gate=False
+    )
+    assert ModelConfig.from_hf(NEMOTRON | {"hybrid_override_pattern": "M-*-"}).experts is None
+
+
+def test_sublayers_of_a_gguf_file_are_known_by_their_sizes():
+    with pytest.raises(UnsupportedModel, match="no layer has attention"):  # the third predicts further tokens
+        ModelConfig.from_gguf(NEMOTRON_GGUF, GGUF_SHAPES)
+    config = ModelConfig.from_gguf(NEMOTRON_GGUF | {"nemotron_h.nextn_predict_layers": 0}, GGUF_SHAPES)
+    assert (config.sublayers, config.layers_without_mlp, config.attention_layers) == ((0, 2), (1,), (1,))
+    with pytest.raises(UnsupportedModel, match=r"feed_forward_length.*2 for 3 layers"):
+        ModelConfig.from_gguf(
+            NEMOTRON_GGUF | {"nemotron_h.nextn_predict_layers": 0, "nemotron_h.feed_forward_length": [0, 96]},
+            GGUF_SHAPES,
+        )
 
 
 def test_a_mixture_is_read_under_each_familys_names():

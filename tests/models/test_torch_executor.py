@@ -26,6 +26,7 @@ FAMILIES = [
     "lfm2", "lfm2-adjusted", "qwen3_5_text", "qwen3_5_text-even", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text",
     "gemma4_text", "gemma4_text-large", "gemma4_text-mixture",
     "granitemoe", "granitemoehybrid", "granitemoehybrid-mixture", "minimax_m2",
+    "nemotron_h", "nemotron_h-mixture",
 ]  # fmt: skip
 TOLERANCE = 1e-4
 PAGES = (3, 0, 5)
@@ -136,7 +137,8 @@ def test_taps_are_what_enters_a_layer_and_what_leaves_the_norm(pair):
         theirs(torch.tensor([tokens]))
     handle.remove()
     raw = last[0][0] if isinstance(last[0], tuple) else last[0]
-    expected = {0: hidden[0], 1: hidden[1], depth: raw.reshape(hidden[0].shape), NORMED: hidden[-1]}
+    second = hidden[model.config.file_number(1, is_mlp=False)]
+    expected = {0: hidden[0], 1: second, depth: raw.reshape(hidden[0].shape), NORMED: hidden[-1]}
     assert sorted(output.taps) == sorted(expected)
     for tap, states in output.taps.items():
         np.testing.assert_allclose(states, expected[tap][0].numpy(), atol=TOLERANCE, rtol=1e-5)

@@ -54,6 +54,8 @@ class ModelConfig:
             where it differs. layers_without_rope: layers whose queries and keys are not rotated.
         windows: sliding window of each layer, in keys with the row's own included; 0 for full attention. Empty where
             all layers have full attention.
+        layers_without_mlp: layers that are attention or a state alone. sublayers: the number of each layer's attention
+            or state in files that number feed-forwards apart (`sublayers.py`); empty for all others.
         layer_sizes: of each layer, where they differ; `head_dim`, `num_key_value_heads` and `intermediate_size` are
             then the largest. Empty where all layers are alike (see `sizes`).
         hidden_size_per_layer_input: width of the embeddings that each layer has of its own (Gemma 4); 0 for none.
@@ -66,6 +68,7 @@ class ModelConfig:
             norms before and after attention and feed-forward; a post-norm is applied before the residual is added.
         parallel: attention and feed-forward read the same hidden states, and what both give is added.
         mlp: ``gated_clamped`` is gpt-oss's g sigmoid(A g) (clamp(up, -L, L) + 1), g = min(gate, L); see `SWIGLU_LIMIT`.
+            ``relu2`` is max(up, 0)^2.
         attention_gate: attention's output is multiplied by the sigmoid of one more projection, ``self_attn.g_proj``.
         attention_sinks: one more score per head and row, of a key without a value.
         query_growth, query_growth_every: g (0 for none) and n of the factor 1 + g ln(1 + floor(position / n)) on
@@ -94,6 +97,8 @@ class ModelConfig:
     rope_local_theta: float | None = None
     layers_without_rope: tuple[int, ...] = ()
     windows: tuple[int, ...] = ()
+    layers_without_mlp: tuple[int, ...] = ()
+    sublayers: tuple[int, ...] = ()
     layer_sizes: tuple[LayerSizes, ...] = ()
     hidden_size_per_layer_input: int = 0
     layer_scalars: bool = False
@@ -109,7 +114,7 @@ class ModelConfig:
     pre_norms: bool = True
     post_norms: bool = False
     parallel: bool = False
-    mlp: Literal["gated_silu", "gated_gelu_tanh", "gated_clamped", "gelu_tanh", "gelu"] = "gated_silu"
+    mlp: Literal["gated_silu", "gated_gelu_tanh", "gated_clamped", "gelu_tanh", "gelu", "relu2"] = "gated_silu"
     position_embedding: Literal["rotary", "learned"] = "rotary"
     attention_gate: bool = False
     attention_sinks: bool = False
@@ -189,7 +194,7 @@ class ModelConfig:
             and self.rotary_dim is None and self.rope_factor == 1.0 and self.qk_norm_over == "head"
             and self.attention_scale is None and not self.attention_softcap and self.residual_scale == 1.0
             and not self.attention_sinks and not self.parallel and not self.query_growth and self.latent is None
-            and not self.layer_sizes
+            and not self.layer_sizes and not self.layers_without_mlp
             and not self.attention_gate and self.recurrence is None
         )  # fmt: skip
 
@@ -206,8 +211,8 @@ class ModelConfig:
     def of_prediction(self) -> "ModelConfig":
         """The config of a layer for multi-token prediction: one with full attention, and experts where layers have."""
         experts = None if self.experts is None else replace(self.experts, first_k_dense_replace=0)
-        return replace(self, num_hidden_layers=1, windows=(), layers_without_rope=(), layer_sizes=(), recurrence=None,
-                       experts=experts)  # fmt: skip
+        return replace(self, num_hidden_layers=1, windows=(), layers_without_rope=(), layers_without_mlp=(),
+                       sublayers=(), layer_sizes=(), recurrence=None, experts=experts)  # fmt: skip
 
     def window(self, layer: int) -> int:
         """Sliding window of `layer` in keys; 0 for full attention."""
@@ -217,7 +222,24 @@ class ModelConfig:
         """The sizes of `layer`."""
         if self.layer_sizes:
             return self.layer_sizes[layer]
-        return LayerSizes(self.head_dim, self.num_key_value_heads, self.intermediate_size, layer)
+        inner = 0 if layer in self.layers_without_mlp else self.intermediate_size
+        return LayerSizes(self.head_dim, self.num_key_value_heads, inner, layer)
+
+    def file_number(self, layer: int, is_mlp: bool) -> int:
+        """The number that files give the feed-forward (`is_mlp`) of `layer`, or what is before it."""
+        return self.sublayers[layer] + is_mlp if self.sublayers else layer
+
+    @property
+    def num_file_layers(self) -> int:
+        """Number of layers as files count them."""
+        last = self.num_hidden_layers - 1
+        return 1 + self.file_number(last, is_mlp=last not in self.layers_without_mlp)
+
+    @property
+    def expert_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers with experts; ascending."""
+        first = self.experts.first_k_dense_replace if self.experts else self.num_hidden_layers
+        return tuple(i for i in range(first, self.num_hidden_layers) if i not in self.layers_without_mlp)
 
     def with_sources(self, layers: Sequence[int]) -> tuple[int, ...]:
         """`layers`, and those whose keys and values they read, in ascending order."""
@@ -324,7 +346,7 @@ def _eos_ids(fields: Fields, vocab_size: int) -> tuple[int, ...]:
 
 def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]],
                rope_factors: tuple[float, ...] | None) -> ModelConfig:  # fmt: skip
-    prefix = f"{family.architecture}."
+    prefix = f"{metadata['general.architecture']}."
     own = Fields({key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)})
     heads, hidden = own.whole("attention.head_count"), own.whole("embedding_length")
     layers = own.whole("block_count", most=MOST_LAYERS) - own.whole("nextn_predict_layers", 0, least=0)
@@ -357,7 +379,7 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
     if "blk.0.attn_q_norm.weight" in shapes and family.norms_asked:
         fields["qk_norm"] = True
     counts, recurrent = own.get("attention.head_count_kv", None), fields.get("recurrence")
-    if isinstance(counts, list):
+    if isinstance(counts, list) and "sublayers" not in fields:
         without = tuple(i for i, count in enumerate(counts[:layers]) if not count)
         if len(counts) < layers or without != (recurrent.layers if recurrent else ()):
             problem = f"{len(counts)} for {layers} layers, {len(without)} of them without attention"

@@ -10,6 +10,7 @@ from typing import Literal
 
 from paceline.errors import UnsupportedModel
 from paceline.models.architecture.family import MOST_LAYERS
+from paceline.models.architecture.sublayers import sublayers_from_hf
 from paceline.models.fields import Fields, refuse
 
 Scores = Literal["softmax", "sigmoid"]
@@ -22,6 +23,8 @@ DeepSeek-V2."""
 _GRANITE = ("granitemoe", "granitemoehybrid")
 _BIASED = "minimax_m2"
 """Chooses experts by sigmoids plus a bias, in every layer."""
+_HYBRID = "nemotron_h"
+"""Has its own fields, and experts in some layers, of which another field tells."""
 _NORMED = (_BIASED, "mixtral", "gpt_oss", "qwen3_vl_moe_text", "qwen3_5_moe_text", *_GRANITE)
 """Families that rescale shares without being asked to."""
 _SHARED_GATE = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")
@@ -35,6 +38,7 @@ MIXTURE_MODEL_TYPES = (
     "gpt_oss",
     *_GRANITE,
     *_DENSE_FIRST,
+    _HYBRID,
 )
 _MOST_EXPERTS = 4096
 LEAST_TOTAL = 1e-20
@@ -104,6 +108,8 @@ def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | No
     if model_type == "gemma4_text" and fields.flag("enable_moe_block", False):
         count, chosen = fields.whole("num_experts", most=_MOST_EXPERTS), fields.whole("top_k_experts")
         return _beside_dense(count, chosen, fields.whole("intermediate_size")), fields.whole("moe_intermediate_size")
+    if model_type == _HYBRID:
+        return _of_hybrid(fields) if sublayers_from_hf(fields).has_experts else None
     is_dense = model_type == "granitemoehybrid" and not fields.whole("num_local_experts", least=0)
     if model_type not in MIXTURE_MODEL_TYPES or is_dense:
         return None
@@ -123,6 +129,17 @@ def experts_from_hf(model_type: str, fields: Fields) -> tuple[Experts, int] | No
     normed = model_type in _NORMED or fields.flag("norm_topk_prob", False)
     numbers = fields.whole(count, most=_MOST_EXPERTS), fields.whole("num_experts_per_tok")
     return _in_every_layer(model_type, *numbers, normed, shared), fields.whole(width)
+
+
+def _of_hybrid(fields: Fields) -> tuple[Experts, int]:
+    """As `experts_from_hf`, for Nemotron 3."""
+    return Experts(
+        fields.whole("n_routed_experts", most=_MOST_EXPERTS), fields.whole("num_experts_per_tok"),
+        fields.flag("norm_topk_prob", True), fields.whole("moe_shared_expert_intermediate_size", 0, least=0),
+        scoring_func="sigmoid", e_score_correction_bias=True, n_group=fields.whole("n_group", 1),
+        topk_group=fields.whole("topk_group", 1), routed_scaling_factor=fields.number("routed_scaling_factor", 1.0),
+        shared_expert_gate=False,
+    ), fields.whole("moe_intermediate_size")  # fmt: skip
 
 
 def _in_every_layer(model_type: str, count: int, chosen: int, normed: bool, shared: int) -> Experts:
@@ -184,12 +201,14 @@ def experts_from_gguf(
         experts = _beside_dense(own.whole("expert_count"), own.whole("expert_used_count"),
                                 own.whole("feed_forward_length"))  # fmt: skip
         return experts, own.whole("expert_feed_forward_length")
-    is_dense = model_type == "granitemoehybrid" and not own.whole("expert_count", 0, least=0)
+    is_dense = model_type in ("granitemoehybrid", _HYBRID) and not own.whole("expert_count", 0, least=0)
     if model_type not in MIXTURE_MODEL_TYPES or is_dense:
         own.expect("expert_count", 0)
         return None
     if model_type in _DENSE_FIRST:
         return _after_dense_layers_gguf(model_type, own, shapes, layers)
+    if model_type == _HYBRID:
+        return _of_hybrid_gguf(own)
     own.expect("leading_dense_block_count", 0)
     gatings = {"gpt_oss": (1, 3), _BIASED: (2,)}  # 1: softmax, 2: sigmoid, 3: softmax of the chosen
     own.expect("expert_gating_func", *gatings.get(model_type, (1,)))
@@ -199,6 +218,18 @@ def experts_from_gguf(
     normed = own.flag("expert_weights_norm", model_type not in ("qwen2_moe", "olmoe"))
     numbers = own.whole("expert_count", most=_MOST_EXPERTS), own.whole("expert_used_count")
     return _in_every_layer(model_type, *numbers, normed, shared), width
+
+
+def _of_hybrid_gguf(own: Fields) -> tuple[Experts, int]:
+    """As `_of_hybrid`. Files need not say that scores are sigmoids."""
+    own.expect("expert_gating_func", 2)
+    return Experts(
+        own.whole("expert_count", most=_MOST_EXPERTS), own.whole("expert_used_count"),
+        own.flag("expert_weights_norm", False), own.whole("expert_shared_feed_forward_length", 0, least=0),
+        scoring_func="sigmoid", e_score_correction_bias=True, n_group=own.whole("expert_group_count", 1, least=0) or 1,
+        topk_group=own.whole("expert_group_used_count", 1, least=0) or 1,
+        routed_scaling_factor=own.number("expert_weights_scale", 1.0, above=-1e-9) or 1.0, shared_expert_gate=False,
+    ), own.whole("expert_feed_forward_length")  # fmt: skip
 
 
 def _beside_dense(count: int, chosen: int, dense: int) -> Experts:
@@ -228,8 +259,14 @@ def _after_dense_layers_gguf(
     ), own.whole("expert_feed_forward_length")  # fmt: skip
 
 
-def expert_shapes(experts: Experts, hidden: int, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name (inside a layer) and shape of every tensor of a mixture-of-experts feed-forward."""
+def expert_shapes(
+    experts: Experts, hidden: int, inner: int, is_gated: bool = True
+) -> Iterator[tuple[str, tuple[int, ...]]]:  # fmt: skip
+    """Name (inside a layer) and shape of every tensor of a mixture-of-experts feed-forward.
+
+    Args:
+        is_gated: whether experts have a gate projection.
+    """
     shared = experts.shared_intermediate_size
     yield "mlp.gate.weight", (experts.num_experts, hidden)
     if experts.bias:
@@ -239,11 +276,8 @@ def expert_shapes(experts: Experts, hidden: int, inner: int) -> Iterator[tuple[s
     widths = [(f"mlp.experts.{i}", inner) for i in range(experts.num_experts)]
     widths += [("mlp.shared_expert", shared)] if shared else []
     for stem, width in widths:
-        for part, shape in (
-            ("gate_proj", (width, hidden)),
-            ("up_proj", (width, hidden)),
-            ("down_proj", (hidden, width)),
-        ):
+        raised = [(part, (width, hidden)) for part in (("gate_proj", "up_proj") if is_gated else ("up_proj",))]
+        for part, shape in (*raised, ("down_proj", (hidden, width))):
             yield f"{stem}.{part}.weight", shape
             if experts.bias:
                 yield f"{stem}.{part}.bias", shape[:1]

@@ -117,6 +117,20 @@ _STATE_SPACE_GGUF = {
     "linear_attn.conv1d": "ssm_conv1d", "linear_attn.dt": "ssm_dt", "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out", "linear_attn.A_log.weight": "ssm_a", "linear_attn.D.weight": "ssm_d",
 }  # fmt: skip
+_NEMOTRON_NAMES = {
+    "model.embed_tokens": "backbone.embeddings", "model.norm": "backbone.norm_f", "input_layernorm": "norm",
+    "post_attention_layernorm": "norm", _SCORE_BIAS: "mixer.gate.e_score_correction_bias",
+    **{f"self_attn.{part}_proj": f"mixer.{part}_proj" for part in "qkvo"},
+    **{name: theirs.replace("mamba.", "mixer.") for name, theirs in _STATE_SPACE_NAMES.items()},
+    **{f"mlp.{part}": f"mixer.{part}" for part in ("up_proj", "down_proj", "gate", "experts.up_proj",
+                                                   "experts.down_proj")},
+    **{f"mlp.shared_expert.{part}_proj": f"mixer.shared_experts.{part}_proj" for part in ("up", "down")},
+}  # fmt: skip
+_NEMOTRON_KEYS = {
+    "norm_eps": "layer_norm_epsilon", "hidden_act": "mlp_hidden_act", "mamba_d_conv": "conv_kernel",
+    "mamba_n_groups": "n_groups", "mamba_n_heads": "mamba_num_heads", "mamba_d_state": "ssm_state_size",
+    "mamba_d_head": "mamba_head_dim", "mamba_conv_bias": "use_conv_bias",
+}  # fmt: skip
 _COHERE = {"tie_word_embeddings": True, "logit_scale": 0.0625, "sliding_window": 4096}
 _GELU_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 
@@ -333,6 +347,17 @@ FAMILIES: Mapping[str, Family] = {
                defaults=_EXPERTS_OF_GRANITE | _MAMBA | {"shared_intermediate_size": 1024},
                gguf_names=_STATE_SPACE_GGUF, gguf_stacked={"ssm_in": _STATE_SPACE_PARTS}, parts=parts.granite4,
                gguf_parts=parts.granite4_gguf),
+        Family("nemotron_h", "nemotron_h", "state spaces (Mamba-2) in place of attention in most layers; some layers "
+               "without a feed-forward, squared ReLUs without a gate in the others; no positions; Nemotron-H, Nemotron "
+               "Nano 2; Nemotron 3 Nano: experts chosen by sigmoids plus a bias, and a shared one",
+               layers="backbone.layers.{}",
+               names=_NEMOTRON_NAMES, keys=_NEMOTRON_KEYS, stacked={"mixer.in_proj": _STATE_SPACE_PARTS},
+               defaults={"num_hidden_layers": 52, "norm_eps": 1e-5, "head_dim": 128, "num_key_value_heads": 8,
+                         "mamba_d_conv": 4, "mamba_n_groups": 8, "mamba_n_heads": 128, "mamba_d_state": 128,
+                         "mamba_d_head": 64},
+               activation=("relu2",), mixture_architecture="nemotron_h_moe",
+               gguf_names=_STATE_SPACE_GGUF | {"post_attention_layernorm": "attn_norm"},
+               gguf_stacked={"ssm_in": _STATE_SPACE_PARTS}, parts=parts.nemotron_h, gguf_parts=parts.nemotron_h_gguf),
         Family("minimax_m2", "minimax-m2", "experts chosen by sigmoids plus a bias; one norm over all queries and one "
                "over all keys; half of a head turns; MiniMax-M2", names=_MINIMAX_NAMES,
                defaults={"rope_theta": 5e6, "rms_norm_eps": 1e-6, "head_dim": 128}, turns_part=True,
@@ -370,7 +395,7 @@ def family_of_gguf(metadata: Mapping[str, Any]) -> Family:
     if name == "olmo2" and metadata.get("olmo2.attention.sliding_window"):
         return FAMILIES["olmo3"]
     for family in FAMILIES.values():
-        if family.architecture == name:
+        if name and name in (family.architecture, family.mixture_architecture):
             return family
     raise unknown_architecture("general.architecture", name)
 

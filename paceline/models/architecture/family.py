@@ -27,7 +27,8 @@ class Family:
     """How one ``model_type`` differs from Llama.
 
     Attributes:
-        model_type: transformers' name. architecture: GGUF's name.
+        model_type: transformers' name. architecture: GGUF's name. mixture_architecture: GGUF's name of models with
+            experts, where that is another.
         differs: a summary of the differences, for the documentation.
         keys: our key to the family's in ``config.json``, where they differ. defaults: values of keys that it omits.
         layers: transformers' prefix of a layer's tensors, with ``{}`` for its number.
@@ -85,6 +86,7 @@ class Family:
     yarn_truncates: bool = True
     parts: Callable[[Fields], dict[str, Any]] = _as_llama
     gguf_parts: Callable[[Fields], dict[str, Any]] = _as_llama
+    mixture_architecture: str = ""
 
 
 GGUF_PARTS: Mapping[str, str] = {

@@ -11,6 +11,7 @@ from typing import Any
 from paceline.models.architecture.family import MOST_LAYERS, SWIGLU_ALPHA, SWIGLU_LIMIT
 from paceline.models.architecture.layer_sizes import sizes_from_gguf, sizes_from_hf
 from paceline.models.architecture.recurrence import MOST_TAPS, Kind, Recurrence, short_convolution, with_matrices
+from paceline.models.architecture.sublayers import Sublayers, sublayers_from_gguf, sublayers_from_hf
 from paceline.models.fields import Fields, refuse, shown
 
 _NO_LIMITS = [0.0, float("inf")], [0.0, {"__float__": "Infinity"}]
@@ -330,6 +331,35 @@ def granite4_gguf(fields: Fields) -> dict[str, Any]:
     """As `granite4`; layers without key heads are state spaces."""
     states = _with_matrices_gguf("state_space", _without_keys(fields), fields, conv_bias=True)
     return granite_gguf(fields) | {"recurrence": states}
+
+
+def nemotron_h(fields: Fields) -> dict[str, Any]:
+    """Nemotron-H: layers of one or two sublayers, no positions, squared ReLUs.
+
+    Steps of state spaces have no least size, as in NVIDIA's code and llama.cpp; transformers keeps them from
+    ``time_step_min`` on, whatever ``time_step_limit`` says.
+    """
+    for name, expected in (("use_bias", False), ("mlp_bias", False), ("mamba_hidden_act", "silu"),
+                           ("moe_latent_size", None), ("n_shared_experts", 1)):  # fmt: skip
+        fields.expect(name, expected)
+    own = sublayers_from_hf(fields)
+    return _of_sublayers(own) | {"recurrence": _state_space(own.recurrent, fields)}
+
+
+def nemotron_h_gguf(fields: Fields) -> dict[str, Any]:
+    """As `nemotron_h`."""
+    fields.expect("moe_latent_size", 0)
+    own = sublayers_from_gguf(fields, "expert_count" in fields)
+    states = _with_matrices_gguf("state_space", own.recurrent, fields, conv_bias=True) if own.recurrent else None
+    return _of_sublayers(own) | {"recurrence": states}
+
+
+def _of_sublayers(own: Sublayers) -> dict[str, Any]:
+    layers = len(own.numbers)
+    return {
+        "num_hidden_layers": layers, "sublayers": own.numbers, "layers_without_mlp": own.without_mlp,
+        "layers_without_rope": tuple(range(layers)), "mlp": "relu2",
+    }  # fmt: skip
 
 
 def _state_space(layers: tuple[int, ...], fields: Fields) -> Recurrence | None:

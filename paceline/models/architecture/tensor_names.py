@@ -63,10 +63,12 @@ def _layer(config: ModelConfig, number: int) -> Iterator[Named]:
         yield from _attention(config, sizes)
     if config.post_norms:
         yield from _norm(config, "self_attn.out_norm")
+    if number in config.layers_without_mlp:
+        return
     if config.pre_norms:
         yield from _norm(config, "post_attention_layernorm")
     if config.experts and number >= config.experts.first_k_dense_replace:
-        yield from expert_shapes(config.experts, config.hidden_size, config.intermediate_size)
+        yield from expert_shapes(config.experts, config.hidden_size, config.intermediate_size, config.is_gated)
     else:
         yield from _feed_forward(config, sizes.intermediate_size if config.layer_sizes else config.dense_size)
     if config.post_norms:

@@ -28,9 +28,9 @@ def can_stack(own: nn.Module) -> bool:
     """Whether `own` is a mixture whose experts' matrices have one form each, so that they can be stacked."""
     if not isinstance(own, MixtureOfExperts):
         return False
-    parts = [_linears(own, name) for name in ("gate", "up", "down")]
-    known = all(isinstance(each, nn.Linear | BlockLinear) for part in parts for each in part)
-    return known and len({_form(each) for part in parts[:2] for each in part}) == len({*map(_form, parts[2])}) == 1
+    raising, lowering = _raising(own), _linears(own, "down")
+    known = all(isinstance(each, nn.Linear | BlockLinear) for each in (*raising, *lowering))
+    return known and len({*map(_form, raising)}) == len({*map(_form, lowering)}) == 1
 
 
 class FusedExperts(nn.Module):
@@ -53,10 +53,9 @@ class FusedExperts(nn.Module):
         self._total = own.total
         self.shared, self.shared_gate, self._scales = shared, own.shared_gate, scales
         self.selection = None if own.selection is None else own.selection.bias
-        gates, ups, downs = (_linears(own, name) for name in ("gate", "up", "down"))
-        self._activate = cast(FeedForward, own.experts[0])
-        both = [each for pair in zip(gates, ups, strict=True) for each in pair]
-        self.raise_both, self.raise_bias = _stacked(both), _biases(both)
+        raising, downs = _raising(own), _linears(own, "down")
+        self._activate, self._is_gated = cast(FeedForward, own.experts[0]), len(raising) > len(downs)
+        self.raise_both, self.raise_bias = _stacked(raising), _biases(raising)
         self.lower, self.lower_bias = _stacked(downs), _biases(downs)
         self._activate.gate = self._activate.up = self._activate.down = None  # type: ignore[assignment]
         del own.experts
@@ -123,8 +122,9 @@ class FusedExperts(nn.Module):
         mixed = torch.zeros_like(x)
         for number in chosen.unique().tolist():
             rows, choices = torch.nonzero(chosen == number, as_tuple=True)
-            gate, up = self._product(x[rows], self.raise_both, self.raise_bias, number).chunk(2, dim=-1)
-            found = self._product(self._activate.gated(gate, up), self.lower, self.lower_bias, number)
+            both = self._product(x[rows], self.raise_both, self.raise_bias, number)
+            acted = self._activate.gated(*both.chunk(2, dim=-1)) if self._is_gated else self._activate.activation(both)
+            found = self._product(acted, self.lower, self.lower_bias, number)
             mixed[rows] += found * shares[rows, choices, None].to(x.dtype)
         shared = self._shared(x)
         return mixed if shared is None else mixed + shared
@@ -150,6 +150,12 @@ def _summed(parts: Tensor) -> Tensor:
 def _linears(own: MixtureOfExperts, name: str) -> _Linears:
     """One linear layer of every expert."""
     return [getattr(expert, name) for expert in own.experts]
+
+
+def _raising(own: MixtureOfExperts) -> _Linears:
+    """The layers that every expert begins with: gate and up, or up alone."""
+    names = ("up",) if cast(FeedForward, own.experts[0]).gate is None else ("gate", "up")
+    return [getattr(expert, name) for expert in own.experts for name in names]
 
 
 def _form(layer: nn.Linear | BlockLinear) -> tuple:

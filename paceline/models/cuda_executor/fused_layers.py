@@ -218,22 +218,28 @@ class FusedLayer(nn.Module):
     Hidden states are divided by the factor on what the layer adds (`Fused.divided`).
     """
 
-    def __init__(self, own: Layer, attention: nn.Module, feed_forward: nn.Module, peers: Peers) -> None:
+    def __init__(self, own: Layer, attention: nn.Module, feed_forward: nn.Module | None, peers: Peers) -> None:
         super().__init__()
         self._peers = peers
         self.attention_norm = FusedNorm(cast(RMSNorm, own.attention_norm), peers, own.scale)
-        self.feed_forward_norm = FusedNorm(cast(RMSNorm, own.feed_forward_norm), peers, own.scale)
+        if feed_forward is not None:
+            self.feed_forward_norm = FusedNorm(cast(RMSNorm, own.feed_forward_norm), peers, own.scale)
         self.attention, self.feed_forward = attention, feed_forward
 
     @property
     def is_plain(self) -> bool:
         """Whether all products are linear layers, those over one input joined."""
-        parts = (self.attention, self.feed_forward)
-        fused = FusedAttention | FusedFeedForward | FusedExperts
-        return all(isinstance(part, fused) and part.is_plain for part in parts)
+        attention, feed_forward = self.attention, self.feed_forward
+        return (
+            isinstance(attention, FusedAttention) and attention.is_plain
+            and isinstance(feed_forward, FusedFeedForward | FusedExperts) and feed_forward.is_plain
+        )  # fmt: skip
 
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
-        x, normed = self.feed_forward_norm.after(x, self.attention(self.attention_norm(x), layer, step))
+        mixed = self.attention(self.attention_norm(x), layer, step)
+        if self.feed_forward is None:
+            return x + mixed
+        x, normed = self.feed_forward_norm.after(x, mixed)
         if isinstance(self.feed_forward, FusedExperts):
             return x + self.feed_forward(normed, step)
         return x + self.feed_forward(normed)
@@ -261,8 +267,10 @@ def fused_layer(own: Layer, peers: Peers, deterministic: bool) -> nn.Module:
         attention = FusedStates(attention, _joined([*attention.inputs, attention.z]))
     elif _turns_heads(attention):
         attention = FusedAttention(attention)
-    feed_forward = _fused_feed_forward(own.feed_forward, peers, deterministic)
-    norms = own.attention_norm, own.feed_forward_norm
+    feed_forward, norms = None, [own.attention_norm]
+    if own.feed_forward is not None:
+        feed_forward = _fused_feed_forward(own.feed_forward, peers, deterministic)
+        norms.append(own.feed_forward_norm)
     after = own.attention_out_norm, own.feed_forward_out_norm
     is_plain = not isinstance(own, VariedLayer) and not own.parallel
     if is_plain and all_of(RMSNorm, norms) and all_of(nn.Identity, after):

@@ -104,7 +104,9 @@ def transformers_sources(config: ModelConfig, names: Container[str]) -> Iterator
         number, part, kind = _taken_apart(name)
         expert = _EXPERT.fullmatch(part)
         place = places.of(f"mlp.experts.{expert[2]}" if expert else part, shape[0])
-        theirs = _transformers_name(family, number, place.part, expert[1] if expert else None, kind)
+        theirs = _transformers_name(
+            family, _file_number(config, number, part), place.part, expert[1] if expert else None, kind
+        )
         is_norm = "norm" in part and kind == "weight"
         transposed = part.startswith(family.transposed) and kind == "weight" and len(shape) == 2
         whole = (place.rows, *shape[1:])
@@ -126,14 +128,14 @@ def gguf_sources(config: ModelConfig, has_tensor: Callable[[str], bool]) -> Iter
     kinds = [config.attention_layers[0], *(config.recurrence.layers[:1] if config.recurrence else ())]
 
     def has(part: str) -> bool:
-        return any(has_tensor(f"blk.{layer}.{part}.weight") for layer in kinds)
+        return any(has_tensor(f"blk.{config.file_number(layer, is_mlp=False)}.{part}.weight") for layer in kinds)
 
     stacked = {k: v for k, v in family.gguf_stacked.items() if k == "ffn_up" or has(k)}
     woven = {k: v for k, v in family.gguf_woven.items() if has(k)}
     places = _Places(config, stacked, woven)
     for name, shape in each_tensor(config):
         number, part, kind = _taken_apart(name)
-        prefix = "" if number is None else f"blk.{number}."
+        prefix = "" if number is None else f"blk.{_file_number(config, number, part)}."
         expert = _EXPERT.fullmatch(part)
         if expert:
             assert config.experts is not None
@@ -219,7 +221,7 @@ def transformers_prediction(config: ModelConfig, names: Container[str]) -> Predi
     number after the last one.
     """
     family = family_of(config.model_type)
-    first, after = (f"{family.layers.format(number)}." for number in (0, config.num_hidden_layers))
+    first, after = (f"{family.layers.format(number)}." for number in (0, config.num_file_layers))
     norm = f"{family.names.get('model.norm', 'model.norm')}."
     mimo, qwen = "model.mtp_layers.0.", ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
     for own, layer, last, stems in (
@@ -235,7 +237,7 @@ def transformers_prediction(config: ModelConfig, names: Container[str]) -> Predi
 
 def gguf_prediction(config: ModelConfig, names: Container[str]) -> Prediction | None:
     """As `transformers_prediction`, in a GGUF file; a layer without a final norm of its own has the model's."""
-    after = f"blk.{config.num_hidden_layers}."
+    after = f"blk.{config.num_file_layers}."
     if f"{after}nextn.eh_proj.weight" not in names:
         return None
     norm = f"{after}nextn.shared_head_norm."
@@ -272,7 +274,7 @@ def check_transformers_layers(
     layers for multi-token prediction after these (``num_nextn_predict_layers``), which are left out."""
     family = family_of(config.model_type)
     field = family.keys.get("num_hidden_layers", "num_hidden_layers")
-    _check_layers(config.num_hidden_layers + predicting, names, family.layers, field, folder)
+    _check_layers(config.num_file_layers + predicting, names, family.layers, field, folder)
 
 
 def check_gguf_layers(config: ModelConfig, metadata: Mapping[str, Any], names: Iterable[str], file: object) -> None:
@@ -280,7 +282,7 @@ def check_gguf_layers(config: ModelConfig, metadata: Mapping[str, Any], names: I
 
     The last of them may be layers for multi-token prediction, which the config leaves out.
     """
-    field = f"{family_of(config.model_type).architecture}.block_count"
+    field = f"{metadata['general.architecture']}.block_count"
     _check_layers(metadata[field], names, "blk.{}", field, file)
 
 
@@ -366,6 +368,12 @@ def _taken_apart(name: str) -> tuple[int | None, str, str]:
         return int(layer[1]), layer[2], layer[3]
     stem, kind = name.rsplit(".", 1)
     return None, stem, kind
+
+
+def _file_number(config: ModelConfig, number: int | None, part: str) -> int | None:
+    """The number that files give a part of layer `number`; None outside layers."""
+    is_mlp = part == "post_attention_layernorm" or part.startswith("mlp.")
+    return None if number is None else config.file_number(number, is_mlp)
 
 
 def _transformers_name(family: Family, number: int | None, part: str, expert: str | None, kind: str) -> str:

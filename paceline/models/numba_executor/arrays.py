@@ -23,9 +23,9 @@ class Shape(NamedTuple):
     """Sizes of the model; `qkv`, `vocab` are padded to whole panels, `scored` is the vocabulary without the padding.
 
     Where layers differ (`layer_table.py`), `inner`, `kv_heads`, `head_dim`, `qkv` and `rotary` are the largest.
-    With `experts` above 0 every layer has that many feed-forwards of width `inner`, of which a row takes `top_k`, and
-    one of width `shared_inner` (0 for none) that all rows take; `norm_top_k` rescales the chosen ones' shares to 1. But
-    the first `dense_layers` have one feed-forward of width `dense_inner`.
+    With `experts` above 0 so many layers as `mixtures` have that many feed-forwards of width `inner`, of which a row
+    takes `top_k`, and one of width `shared_inner` (0 for none) that all rows take; `norm_top_k` rescales the chosen
+    ones' shares to 1. The first `dense_layers` have one feed-forward of width `dense_inner`.
 
     Attributes:
         sigmoid: scores of experts are sigmoids instead of a softmax. groups, groups_kept: see `Experts.n_group`.
@@ -83,6 +83,7 @@ class Shape(NamedTuple):
     groups: int = 1
     groups_kept: int = 1
     routed_scale: np.float32 = _ONE
+    mixtures: int = 0
     dense_layers: int = 0
     dense_inner: int = 0
     query_depth: int = 0

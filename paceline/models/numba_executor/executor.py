@@ -168,7 +168,7 @@ class NumbaModel:
         models."""
         if self._scratch:
             return self._scratch.value.experts.touched.copy()
-        return np.zeros(self._shape.layers - self._shape.dense_layers, np.int64)
+        return np.zeros(self._shape.mixtures, np.int64)
 
     def close(self) -> None:
         """End the threads of the team."""
@@ -369,5 +369,5 @@ def _expert_scratch(shape: Shape, operand: MakeOperand, rows: int) -> ExpertScra
         out=floats(pairs * shape.hidden),
         shared_inner=operand(shared_rows * shape.shared_inner),
         shared_out=floats(shared_rows * shape.hidden),
-        touched=numbers(shape.layers - shape.dense_layers),
+        touched=numbers(shape.mixtures),
     )

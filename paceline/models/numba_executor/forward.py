@@ -26,11 +26,13 @@ from paceline.models.numba_executor.latent import LATENT_PHASES, place_latent, p
 from paceline.models.numba_executor.layer_inputs import INPUT_PHASES, make_inputs, read_input
 from paceline.models.numba_executor.layer_table import (
     CACHE,
+    DOWN_COLUMN,
     FIRST_DOWN,
     FIRST_GATE_UP,
     FIRST_OUTPUT,
     FIRST_QKV,
     INNER,
+    MIXTURE,
     PROJECTED,
     QKV,
     ROTARY,
@@ -288,7 +290,7 @@ def _run_recurrent(w, phase, place, met, thread, num_threads, num_rows, shape, e
 
 @kernel
 def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, keys, values):
-    """Attention block, then feed-forward block; returns the count of barriers met."""
+    """Attention block, then feed-forward block where there is one; returns the count of barriers met."""
     counters, hidden, sizes = scratch.counters, shape.hidden, weights.sizes[layer]
     phase = 1 + layer * phases_per_layer(shape)
     added = scratch.delta if shape.apart else scratch.hidden
@@ -306,6 +308,8 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
         met = _attend(
             phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, batch, scratch, added, keys, values
         )  # fmt: skip
+    if sizes[INNER] == 0:
+        return barrier(counters, met, num_threads)
     each = 2 if shape.gated else 1
     inner, first_up = each * sizes[INNER], sizes[FIRST_GATE_UP]
     if shape.experts > 0:
@@ -341,7 +345,8 @@ def _layer(layer, met, thread, num_threads, num_rows, shape, eps, weights, batch
     )
     return _feed_forward(
         phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added, sizes[INNER], first_up,
-        sizes[FIRST_DOWN], weights.gate_up, weights.gate_up_scales, weights.down, weights.down_scales,
+        sizes[FIRST_DOWN], sizes[DOWN_COLUMN], weights.gate_up, weights.gate_up_scales, weights.down,
+        weights.down_scales,
     )  # fmt: skip
 
 
@@ -365,15 +370,16 @@ def _run_mixture(own, phase, layer, met, thread, num_threads, num_rows, shape, e
             phase + 6, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch
         )  # fmt: skip
         return _leave(phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch)
-    if layer >= shape.dense_layers:
+    number = weights.sizes[layer, MIXTURE]
+    if number >= 0:
         return experts_forward(
-            phase + 6, layer - shape.dense_layers, met, thread, num_threads, num_rows, shape, weights, scratch
+            phase + 6, number, met, thread, num_threads, num_rows, shape, weights, scratch
         )  # fmt: skip
     inner, each = shape.dense_inner, 2 if shape.gated else 1
     return _feed_forward(
         phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added, inner,
-        layer * each * inner, layer * shape.hidden * inner, own.dense_gate_up, own.dense_gate_up_scales,
-        own.dense_down, own.dense_down_scales,
+        layer * each * inner, layer * shape.hidden * inner, layer * shape.hidden, own.dense_gate_up,
+        own.dense_gate_up_scales, own.dense_down, own.dense_down_scales,
     )  # fmt: skip
 
 
@@ -386,21 +392,21 @@ def _barrier_before_qkv(layer, met, thread, num_threads, shape, weights, counter
 @kernel
 def _feed_forward(
     phase, layer, met, thread, num_threads, num_rows, shape, eps, weights, scratch, added, inner, first_up, first_down,
-    gate_up, gate_up_scales, down, down_scales,
+    down_column, gate_up, gate_up_scales, down, down_scales,
 ):  # fmt: skip
     """The dense feed-forward block of normed rows; returns the count of barriers met.
 
-    Its matrices begin at column `first_up` of `gate_up` and at element `first_down` of `down`.
+    Its matrices begin at column `first_up` of `gate_up`, at element `first_down` of `down` and at column `down_column`.
     """
     counters, hidden = scratch.counters, shape.hidden
     inner_product_at(
         counters, phase + 6, thread, num_threads, num_rows, shape, scratch.normed, gate_up, gate_up_scales,
         weights.gate_up_bias, first_up, inner, scratch, scratch.inner,
     )  # fmt: skip
-    met = barrier_at(counters, met, thread, num_threads, down, first_down, layer * hidden, hidden, inner, 1)
+    met = barrier_at(counters, met, thread, num_threads, down, first_down, down_column, hidden, inner, 1)
     product_at(
         counters, phase + 7, thread, num_threads, scratch.inner, num_rows, inner, down, first_down, down_scales,
-        weights.down_bias, layer * hidden, hidden, added, hidden, not shape.apart, scratch.wide[thread],
+        weights.down_bias, down_column, hidden, added, hidden, not shape.apart, scratch.wide[thread],
     )  # fmt: skip
     if layer + 1 < shape.layers and shape.recurrent.layers > 0:
         met = barrier(counters, met, num_threads)

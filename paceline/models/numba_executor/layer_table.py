@@ -18,11 +18,12 @@ from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.latent import LatentShape
 
 (HEAD_DIM, KV_HEADS, PROJECTED, VALUES, ROTARY, INNER, CACHE, QKV, FIRST_QKV, FIRST_OUTPUT, FIRST_GATE_UP,
- FIRST_DOWN) = range(12)  # fmt: skip
+ FIRST_DOWN, DOWN_COLUMN, MIXTURE) = range(14)  # fmt: skip
 """Columns: sizes of a head and number of key-value heads; how many of these the layer projects, and whether values are
-projected too; dimensions of a head that turn; width of the feed-forward; dimensions of keys of earlier layers in a page
-of the cache; columns of the matrix of queries, keys and values. Then where the layer's matrices begin: the first column
-of that matrix and of gate and up, the first element of the output's and of down."""
+projected too; dimensions of a head that turn; width of the feed-forward, 0 where there is none; dimensions of keys of
+earlier layers in a page of the cache; columns of the matrix of queries, keys and values. Then where the layer's
+matrices begin: the first column of that matrix and of gate and up, the first element of the output's and of down, and
+the first column of down. Last, the layer's number among those with experts, or -1."""
 
 
 class Heads(NamedTuple):
@@ -51,7 +52,7 @@ def heads_of(sizes, shape):
 def layer_table(config: ModelConfig) -> np.ndarray:
     """[layers, columns] int64."""
     layers, heads, hidden = range(config.num_hidden_layers), config.num_attention_heads, config.hidden_size
-    table, each = np.zeros((len(layers), FIRST_DOWN + 1), np.int64), 2 if config.is_gated else 1
+    table, each = np.zeros((len(layers), MIXTURE + 1), np.int64), 2 if config.is_gated else 1
     for layer in config.attention_layers:
         one, row = config.sizes(layer), table[layer]
         row[[HEAD_DIM, KV_HEADS]] = one.head_dim, one.num_key_value_heads
@@ -68,6 +69,9 @@ def layer_table(config: ModelConfig) -> np.ndarray:
     table[:, FIRST_OUTPUT] = _before(values * heads * hidden)
     table[:, FIRST_GATE_UP] = _before(table[:, INNER] * each)
     table[:, FIRST_DOWN] = _before(table[:, INNER] * hidden)
+    table[:, DOWN_COLUMN] = _before((table[:, INNER] > 0) * hidden)
+    table[:, MIXTURE] = -1
+    table[list(config.expert_layers), MIXTURE] = range(len(config.expert_layers))
     return table
 
 

@@ -18,7 +18,7 @@ from paceline.models.numba_executor.operand import put
 from paceline.models.numba_executor.team import take_after
 
 CHUNKS_PER_THREAD = 4
-SILU, GELU, CLAMPED, GELU_ERF = 0, 1, 2, 3
+SILU, GELU, CLAMPED, GELU_ERF, RELU2 = range(5)
 """Activations of a feed-forward, as `ModelConfig.mlp` names them."""
 
 
@@ -89,13 +89,17 @@ def activate(buffer, start, shape):
     """Apply the activation to a panel in place; with a gate, multiply by the panel after it.
 
     All are x / (1 + e^-y), with y = x (silu), twice the argument of the tanh (gelu) or y = alpha x (gpt-oss, which
-    clamps both panels and adds 1 to the one after the gate), but for gelu by the error function.
+    clamps both panels and adds 1 to the one after the gate), but for gelu by the error function and squared ReLUs.
     """
     one, zero, limit = v.splat(np.float32(1)), v.splat(np.float32(0)), v.splat(np.float32(SWIGLU_LIMIT))
     for at in range(start, start + PANEL, v.LANES):
         x = v.load(buffer, at)
         if shape.activation == GELU_ERF:
             v.store(buffer, at, _gelu_erf(x))
+            continue
+        if shape.activation == RELU2:
+            raised = v.maximum(x, zero)
+            v.store(buffer, at, v.mul(raised, raised))
             continue
         y = x
         if shape.activation == GELU:

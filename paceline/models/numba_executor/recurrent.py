@@ -108,20 +108,21 @@ def recurrent_shape(recurrence: Recurrence | None) -> RecurrentShape:
     remedy = 'run it with executor="torch" (needs paceline[torch])'
     has_matrices, adds = recurrence.has_matrices, recurrence.kind == "state_space"
     names = ("mamba_d_head", "mamba_d_state") if adds else ("linear_value_head_dim", "linear_key_head_dim")
+    width, groups = recurrence.width, recurrence.key_heads if adds else 0
     sizes = (
-        (names[0], recurrence.value_dim, _PAIR), (names[1], recurrence.key_dim, v.LANES),
+        (names[0], recurrence.value_dim, v.LANES if adds else _PAIR), (names[1], recurrence.key_dim, v.LANES),
         ("channels", recurrence.channels, PANEL if has_matrices else CHANNELS_AT_ONCE),
+        ("a group of value heads", width // groups if groups else 0, PANEL),
     )  # fmt: skip
     for name, value, size in sizes:
         if value % size:
             raise UnsupportedModel(f"{name}: {value} is not a multiple of {size}; {remedy}")
-    width = recurrence.width
     columns = recurrence.channels + width if has_matrices else 3 * recurrence.channels
     first = [recurrence.first_channel(part) if has_matrices else 0 for part in "qkv"]
     return RecurrentShape(
         len(recurrence.layers), columns, width, recurrence.gates, recurrence.kernel,
         recurrence.channels, recurrence.key_heads, recurrence.value_heads, recurrence.key_dim, recurrence.value_dim,
-        recurrence.tiled, recurrence.inputs, recurrence.state_size, adds, *first, recurrence.key_heads if adds else 0,
+        recurrence.tiled, recurrence.inputs, recurrence.state_size, adds, *first, groups,
     )  # fmt: skip
 
 
@@ -372,7 +373,17 @@ def _add(cell, vectors, matrix, keys, values, gain, step, skip):
     """S <- gain S + k (step v)^T, and S^T q + skip v after the matrix."""
     query, key, value, out = vectors, vectors + keys, vectors + 2 * keys, matrix + keys * values
     decay = v.splat(gain)
-    for column in range(0, values, _PAIR):
+    if values % _PAIR:
+        column = values - v.LANES
+        low = v.load(cell, value + column)
+        first, low = v.mul(low, v.splat(skip)), v.mul(low, v.splat(step))
+        for i in range(keys):
+            at = matrix + i * values + column
+            a = v.fma(v.splat(cell[key + i]), low, v.mul(v.load(cell, at), decay))
+            v.store(cell, at, a)
+            first = v.fma(a, v.splat(cell[query + i]), first)
+        v.store(cell, out + column, first)
+    for column in range(0, values - v.LANES, _PAIR):
         low, high = v.load(cell, value + column), v.load(cell, value + column + v.LANES)
         first, second = v.mul(low, v.splat(skip)), v.mul(high, v.splat(skip))
         low, high = v.mul(low, v.splat(step)), v.mul(high, v.splat(step))

@@ -37,7 +37,7 @@ from paceline.models.numba_executor.layer_table import (
     page_dims,
     row_size,
 )
-from paceline.models.numba_executor.linear import CLAMPED, GELU, GELU_ERF, SILU
+from paceline.models.numba_executor.linear import CLAMPED, GELU, GELU_ERF, RELU2, SILU
 from paceline.models.numba_executor.operand import GROUP, ROUNDS, activations_of
 from paceline.models.numba_executor.recurrent import RecurrentWeights, recurrent_shape, recurrent_tensors
 from paceline.types import Progress
@@ -52,6 +52,10 @@ BLOCKS = "gguf"
 """The dtype of matrices in the blocks of a file."""
 
 
+_ACTIVATIONS = {"gated_silu": SILU, "gated_clamped": CLAMPED, "gelu": GELU_ERF, "relu2": RELU2}
+"""Those of `ModelConfig.mlp` that are not GELU by tanh."""
+
+
 def shape_of(config: ModelConfig) -> Shape:
     """Sizes for the kernels.
 
@@ -63,6 +67,8 @@ def shape_of(config: ModelConfig) -> Shape:
     beside = config.experts is not None and config.experts.beside_dense
     if (apart and config.experts and not beside) or (config.post_norms and config.norm == "layer"):
         raise UnsupportedModel(f"post_norms, parallel: not beside experts or layer norms here; {remedy}")
+    if config.layers_without_mlp and (apart or config.norm == "layer" or config.mlp_bias):
+        raise UnsupportedModel(f"layers_without_mlp: not beside post-norms, layer norms or biases here; {remedy}")
     read_whole = config.hidden_size_per_layer_input or config.position_embedding == "learned" or not config.pre_norms
     if config.residual_scale != 1.0 and read_whole:
         raise UnsupportedModel(f"residual_scale: only with norms before layers and rotary positions here; {remedy}")
@@ -71,7 +77,8 @@ def shape_of(config: ModelConfig) -> Shape:
     for name, value, size in (
         ("hidden_size", config.hidden_size, PANEL), ("shared_expert_intermediate_size", shared, PANEL),
         ("hidden_size_per_layer_input", config.hidden_size_per_layer_input, PANEL), ("intermediate_size", dense, PANEL),
-        *(("intermediate_size", one.intermediate_size, PANEL) for one in config.layer_sizes or (config.sizes(0),)),
+        ("intermediate_size", config.intermediate_size, PANEL),
+        *(("intermediate_size", one.intermediate_size, PANEL) for one in config.layer_sizes),
         *(("head_dim", dim, 16) for dim in sorted(config.head_dims)), *_latent_sizes(config.latent),
     ):  # fmt: skip
         if value % size:
@@ -96,7 +103,7 @@ def shape_of(config: ModelConfig) -> Shape:
         attention_cap=np.float32(config.attention_softcap),
         query_growth=np.float32(config.query_growth),
         query_growth_every=config.query_growth_every,
-        activation={"gated_silu": SILU, "gated_clamped": CLAMPED, "gelu": GELU_ERF}.get(config.mlp, GELU),
+        activation=_ACTIVATIONS.get(config.mlp, GELU),
         gated=config.is_gated,
         layer_norm=config.norm == "layer",
         pre_norms=config.pre_norms,
@@ -118,6 +125,7 @@ def shape_of(config: ModelConfig) -> Shape:
         groups_kept=mixture.topk_group if mixture else 1,
         routed_scale=np.float32(mixture.routed_scaling_factor if mixture else 1),
         dense_layers=mixture.first_k_dense_replace if mixture else 0,
+        mixtures=len(config.expert_layers),
         dense_inner=dense,
         query_depth=(config.latent.q_lora_rank if config.latent else 0) or config.hidden_size,
         latent=latent_shape(config),
@@ -369,7 +377,7 @@ def _matrices(config: ModelConfig, shape: Shape) -> list[_Matrix]:
         matrices.append(_Matrix("recurrent_out", shape.hidden, r.width, out))
     layers = [f"model.layers.{i}.mlp" for i in range(shape.layers)]
     if config.experts:
-        dense, sparse = layers[: shape.dense_layers], layers[shape.dense_layers :]
+        dense, sparse = layers[: shape.dense_layers], [layers[i] for i in config.expert_layers]
         stems = [f"{layer}.experts.{e}" for layer in sparse for e in range(shape.experts)]
         matrices += _feed_forward("", stems, shape.inner, shape)
         if shape.shared_inner:
@@ -378,7 +386,8 @@ def _matrices(config: ModelConfig, shape: Shape) -> list[_Matrix]:
         if dense:
             matrices += _feed_forward("dense_", dense, shape.dense_inner, shape)
     else:
-        matrices += _feed_forward("", layers, table[:, INNER].tolist(), shape)
+        wide = [i for i in every if i not in config.layers_without_mlp]
+        matrices += _feed_forward("", [layers[i] for i in wide], table[wide, INNER].tolist(), shape)
     if not config.tie_word_embeddings:
         matrices.append(_Matrix("head", shape.vocab, shape.hidden, [["lm_head.weight"]]))
     return matrices
@@ -420,8 +429,12 @@ def _vectors(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.nda
     feed_forwards = [f"{layer}mlp." for layer in layers]
     if checkpoint.config.experts:
         feed_forwards = [f"{stem}experts.{expert}." for stem in feed_forwards for expert in range(shape.experts)]
+    without = checkpoint.config.layers_without_mlp
     for name, part in _NORMS.items():
-        yield name, of_layers(f"{part}.weight")
+        weights = of_layers(f"{part}.weight")
+        if name == "mlp_norm" and without:  # kernels look up all of them by the layer's number
+            weights = _flat([np.insert(weights.reshape(-1, shape.hidden), _gaps(without), 0.0, axis=0)])
+        yield name, weights
         if name in ("attention_norm", "mlp_norm"):
             yield f"{name}_bias", zeros_for(of_layers(f"{part}.bias"), shape.layers)
     for name, part in (("query_norm", "self_attn.q_norm.weight"), ("key_norm", "self_attn.k_norm.weight")):
@@ -485,6 +498,11 @@ _NORMS = {
     "attention_norm": "input_layernorm", "attention_out_norm": "self_attn.out_norm",
     "mlp_norm": "post_attention_layernorm", "mlp_out_norm": "mlp.out_norm",
 }  # fmt: skip
+
+
+def _gaps(numbers: Sequence[int]) -> list[int]:
+    """Where rows must be put between those of all other layers, so that they have these `numbers`."""
+    return [number - i for i, number in enumerate(numbers)]
 
 
 def _stacked_biases(

@@ -196,7 +196,8 @@ def make_attention(
 
 
 class FeedForward(nn.Module):
-    """down(act(gate(x)) * up(x)) with silu or gelu (Shazeer 2020), down(gelu(up(x))) as in GPT-2, or gpt-oss's form."""
+    """down(act(gate(x)) * up(x)) with silu or gelu (Shazeer 2020), down(act(up(x))) with gelu as in GPT-2 or a squared
+    ReLU (So et al. 2021, Primer), or gpt-oss's form."""
 
     def __init__(self, config: ModelConfig, total: Sum = alone) -> None:
         super().__init__()
@@ -208,8 +209,8 @@ class FeedForward(nn.Module):
 
     @property
     def gate_name(self) -> str:
-        """The activation of the gate: ``silu``, ``gelu`` (by tanh) or ``clamped``."""
-        return {functional.silu: "silu", _clamped: "clamped"}.get(self.activation, "gelu")
+        """The activation of the gate: ``silu``, ``gelu`` (by tanh) or ``clamped``; or ``relu2``, without a gate."""
+        return {functional.silu: "silu", _clamped: "clamped", _relu2: "relu2"}.get(self.activation, "gelu")
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
@@ -227,6 +228,10 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return functional.gelu(x, approximate="tanh")
 
 
+def _relu2(x: Tensor) -> Tensor:
+    return functional.relu(x).square()
+
+
 def _clamped(x: Tensor) -> Tensor:
     x = x.clamp(max=SWIGLU_LIMIT)
     return x * torch.sigmoid(SWIGLU_ALPHA * x)
@@ -234,7 +239,7 @@ def _clamped(x: Tensor) -> Tensor:
 
 _ACTIVATIONS = {
     "gated_silu": functional.silu, "gated_gelu_tanh": _gelu_tanh, "gated_clamped": _clamped, "gelu_tanh": _gelu_tanh,
-    "gelu": functional.gelu,
+    "gelu": functional.gelu, "relu2": _relu2,
 }  # fmt: skip
 
 
@@ -322,13 +327,16 @@ class Layer(nn.Module):
         self.attention_norm = make_norm(config) if config.pre_norms else nn.Identity()
         self.attention = make_attention(config, number, total)
         self.attention_out_norm = make_norm(config) if config.post_norms else nn.Identity()
-        self.feed_forward_norm = make_norm(config) if config.pre_norms else nn.Identity()
-        self.feed_forward = make_feed_forward(config, number, total)
+        ends = number in config.layers_without_mlp
+        self.feed_forward_norm = make_norm(config) if config.pre_norms and not ends else nn.Identity()
+        self.feed_forward = None if ends else make_feed_forward(config, number, total)
         self.feed_forward_out_norm = make_norm(config) if config.post_norms else nn.Identity()
         self.scale, self.parallel = config.residual_scale, config.parallel
 
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
         attended = x + self._scaled(self.attention_out_norm(self.attention(self.attention_norm(x), layer, step)))
+        if self.feed_forward is None:
+            return attended
         read = x if self.parallel else attended
         return attended + self._scaled(self.feed_forward_out_norm(self.feed_forward(self.feed_forward_norm(read))))
 

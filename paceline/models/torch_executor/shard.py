@@ -6,6 +6,7 @@ Megatron-LM, section 3); a pipeline stage has consecutive layers. Not for proces
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,7 +93,9 @@ class Shard:
         layers = self.layers
         sizes: dict[str, Any] = {
             "windows": self.config.windows[layers.start : layers.stop],
-            "layers_without_rope": tuple(i - layers.start for i in self.config.layers_without_rope if i in layers),
+            "layers_without_rope": self._own(self.config.layers_without_rope),
+            "layers_without_mlp": self._own(self.config.layers_without_mlp),
+            "sublayers": (),
             "recurrence": self._recurrence(),
             "num_hidden_layers": len(self.layers),
             "num_attention_heads": _length(self.heads),
@@ -104,10 +107,14 @@ class Shard:
             sizes["experts"] = self._narrowed_experts(self.config.experts)
         return replace(self.config, **sizes)
 
+    def _own(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        """Those of the layers with these numbers that are the shard's, numbered within it."""
+        return tuple(i - self.layers.start for i in numbers if i in self.layers)
+
     def _recurrence(self) -> Recurrence | None:
         """The recurrent layers among the shard's, numbered within it."""
         whole = self.config.recurrence
-        own = tuple(i - self.layers.start for i in whole.layers if i in self.layers) if whole else ()
+        own = self._own(whole.layers) if whole else ()
         return replace(whole, layers=own) if whole and own else None
 
     def _narrowed_experts(self, experts: Experts) -> Experts:

@@ -150,9 +150,11 @@ def kernels(kind: str, bytes_each: int, waits: bool, key_bytes: int = attention.
         form = {"SIGMOID": grouped, "HAS_SELECTION": grouped, "GROUPS": 8 if grouped else 1, "KEPT": 4}
         yield experts._route, chosen | {"selection": "*fp32", "scale": "fp32"}, routing | form | waiting, two
     yield experts._group, chosen, {"TILE": 16, "BLOCK": 4096} | waiting, two
-    for gate, shape, kind_of_out in ((3, (2880, 2880), {}), (0, (2048, 768), {"out": "*fp32"})):
+    for gate, shape, kind_of_out in (
+        (3, (2880, 2880), {}), (0, (2048, 768), {"out": "*fp32"}), (4, (1856, 2688), {})
+    ):  # fmt: skip
         for in_blocks in (False, True):
-            tile = blocks.block_tile(*shape) if in_blocks else products.tile_of(*shape, bytes_each, gate > 0)
+            tile = blocks.block_tile(*shape) if in_blocks else products.tile_of(*shape, bytes_each, gate == 3)
             own = tile.options()
             options = {name: own.pop(name) for name in ("num_stages", "num_warps")}
             of_all = {name: own[name] for name in ("SWAPS", "BLOCK_M", "BLOCK_N", "BLOCK_K")} | waiting | {

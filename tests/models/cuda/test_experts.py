@@ -38,6 +38,8 @@ KINDS = {
     "ernie4_5_moe": mixture_config("ernie4_5_moe", num_hidden_layers=2, experts=Experts(
         8, 3, True, 64, e_score_correction_bias=True, shared_expert_gate=False, first_k_dense_replace=1,
         dense_intermediate_size=160)),
+    "nemotron_h": mixture_config("nemotron_h", num_hidden_layers=2, mlp="relu2", layers_without_mlp=(1,),
+                                 experts=Experts(8, 3, True, 64, scoring_func="sigmoid", shared_expert_gate=False)),
 }  # fmt: skip
 
 

@@ -37,12 +37,13 @@ SPACES = Recurrence(
 CONVOLUTIONS = Recurrence("short_convolution", (0,), kernel=3, channels=32)
 CONFIGS = {
     "convolutions": small_config(**LAYERS, recurrence=CONVOLUTIONS),
-    "short": small_config(**LAYERS, recurrence=Recurrence("short_convolution", (1,), kernel=2, channels=32)),
+    "short": small_config(**LAYERS, recurrence=Recurrence("short_convolution", (1,), kernel=2, channels=32),
+                          mlp="relu2", layers_without_mlp=(1,)),
     "deltas": small_config(**LAYERS, recurrence=DELTAS, attention_gate=True),
     "tiled": small_config(**LAYERS, recurrence=TILED, attention_gate=True, qk_norm=True),
     "spaces": small_config(**LAYERS, recurrence=SPACES, residual_scale=0.4),
     "experts": mixture_config(**LAYERS, recurrence=CONVOLUTIONS),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from paceline.models.cuda_executor.block_matrix import BlockMatrix
 from paceline.models.cuda_executor.kernels import blocks
 from paceline.models.cuda_executor.kernels.dependent import dependent, let_next_begin, wait_for_inputs
 from paceline.models.cuda_executor.kernels.products import Weights, tile_of, weights_at
-from paceline.models.cuda_executor.kernels.tiles import GATES, NARROW, gated_by, inputs_at, times
+from paceline.models.cuda_executor.kernels.tiles import GATES, NARROW, UNGATED, gated_by, inputs_at, times
 
 MOST_PAIRS = 4096
 """Most pairs of a launch: each program of `_group` looks at all of them."""
@@ -142,16 +142,20 @@ def _write(
     summed, second, bias, shares, out, pair, alive, expert, output, in_outputs, num_rows, num_outputs,
     TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr, GATE: tl.constexpr, SWAPS: tl.constexpr,
 ):  # fmt: skip
-    """Store a tile of sums plus bias: gated, one line per pair; or times their shares, [choice, row] by line."""
+    """Store a tile of sums plus bias: with an activation, one line per pair; or times their shares, [choice, row] by
+    line."""
     if SWAPS:
         summed, second = summed.T, second.T
     if HAS_BIAS:
-        own = bias + expert * num_outputs * (2 if GATE > 0 else 1) + output
+        own = bias + expert * num_outputs * (2 if GATE > 0 and GATE != UNGATED else 1) + output
         summed += tl.load(own, mask=in_outputs, other=0.0).to(tl.float32)[None, :]
-        if GATE > 0:
+        if GATE > 0 and GATE != UNGATED:
             second += tl.load(own + num_outputs, mask=in_outputs, other=0.0).to(tl.float32)[None, :]
     line = pair
-    if GATE > 0:
+    if GATE == UNGATED:
+        summed = tl.maximum(summed, 0.0)
+        summed *= summed
+    elif GATE > 0:
         summed = gated_by(summed, second, GATE)
     else:
         summed *= tl.load(shares + pair, mask=alive, other=0.0)[:, None]
@@ -166,7 +170,8 @@ def _expert_product(
     TOP_K: tl.constexpr, HAS_BIAS: tl.constexpr, GATE: tl.constexpr, EVEN: tl.constexpr, WAITS: tl.constexpr,
     SWAPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """A tile of pairs times some outputs of their expert; gated, from rows of x, or else from lines of x by pair."""
+    """A tile of pairs times some outputs of their expert: with an activation, from rows of x, else from lines of x by
+    pair."""
     first, output = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
     wait_for_inputs(WAITS)
@@ -176,14 +181,14 @@ def _expert_product(
         return
     in_outputs = output < num_outputs
     expert, pair, alive, from_line = _pairs_of(x, experts, members, first, count, num_inputs, TOP_K, GATE, BLOCK_M)
-    own = weight + (expert * num_outputs * (2 if GATE > 0 else 1) + output)[:, None] * num_inputs
+    own = weight + (expert * num_outputs * (2 if GATE > 0 and GATE != UNGATED else 1) + output)[:, None] * num_inputs
     summed = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
     second = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, num_inputs, BLOCK_K):
         at = start + inner
         values = inputs_at(from_line, at, num_inputs, alive, EVEN)
         summed = times(weights_at(own, at, num_inputs, in_outputs, EVEN), values, summed, SWAPS)
-        if GATE > 0:
+        if GATE > 0 and GATE != UNGATED:
             other = own + num_outputs.to(tl.int64) * num_inputs
             second = times(weights_at(other, at, num_inputs, in_outputs, EVEN), values, second, SWAPS)
     let_next_begin(WAITS)
@@ -209,7 +214,7 @@ def _expert_block_product(
         return
     in_outputs = output < num_outputs
     expert, pair, alive, from_line = _pairs_of(x, experts, members, first, count, num_inputs, TOP_K, GATE, BLOCK_M)
-    own = expert * num_outputs * (2 if GATE > 0 else 1) + output
+    own = expert * num_outputs * (2 if GATE > 0 and GATE != UNGATED else 1) + output
     kind: tl.constexpr = x.dtype.element_ty
     summed = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
     second = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
@@ -220,7 +225,7 @@ def _expert_block_product(
             HAS_SHIFT, EVEN, BLOCK_K,
         )  # fmt: skip
         summed = times(weights, read, summed, SWAPS)
-        if GATE > 0:
+        if GATE > 0 and GATE != UNGATED:
             weights = blocks.weights_at(
                 codes, scales, shifts, values, own + num_outputs, start, num_inputs, in_outputs, kind, SPAN, ZERO,
                 HALVES, HAS_VALUES, HAS_SHIFT, EVEN, BLOCK_K,
@@ -274,17 +279,23 @@ def grouped(experts: Tensor) -> Tiles:
 
 
 def raised(x: Tensor, weights: Weights, bias: Tensor | None, tiles: Tiles, count: int, gate: str) -> Tensor:
-    """[pairs, inner] in the format of x: act(gate) * up of the rows x [M, hidden] by their experts.
+    """[pairs, inner] in the format of x: act(gate) * up, or act(up), of the rows x [M, hidden] by their experts.
 
     Args:
-        weights: [count * 2 * inner, hidden], each expert's gate before its up. bias: [count * 2 * inner].
+        weights: [count * 2 * inner, hidden], each expert's gate before its up. bias: [count * 2 * inner]. Half of that
+            without gates.
         count: number of experts.
-        gate: ``silu``, ``gelu`` or ``clamped``, see `ModelConfig.mlp`.
+        gate: ``silu``, ``gelu``, ``clamped`` or, without gates, ``relu2``; see `ModelConfig.mlp`.
     """
-    inner = weights.shape[0] // (2 * count)
+    inner = weights.shape[0] // (count * (2 if is_gated(gate) else 1))
     out = torch.empty(len(tiles.experts), inner, device=x.device, dtype=x.dtype)
     _launch(x, weights, bias, None, tiles, len(tiles.experts) // max(len(x), 1), out, gate)
     return out
+
+
+def is_gated(gate: str | None) -> bool:
+    """Whether an activation multiplies a second product."""
+    return GATES[gate] not in (GATES[None], UNGATED.value)
 
 
 def lowered(
@@ -310,10 +321,10 @@ def _launch(
     if not pairs:
         return
     if isinstance(weights, BlockMatrix):
-        tile = blocks.block_tile(outputs, inputs, is_gated=gate is not None)
+        tile = blocks.block_tile(outputs, inputs, is_gated=is_gated(gate))
         kernel, matrix, form = _expert_block_product, blocks.tensors_of(weights), blocks.form_of(weights)
     else:
-        tile = tile_of(outputs, inputs, weights.itemsize, gate is not None)
+        tile = tile_of(outputs, inputs, weights.itemsize, is_gated(gate))
         kernel, matrix, form = _expert_product, (weights,), {}
     options = {name: value for name, value in tile.options().items() if name not in ("PARTS", "LETS_EARLY")}
     kernel[(pairs, triton.cdiv(outputs, tile.outputs))](

@@ -17,8 +17,9 @@ from paceline.models.cuda_executor.kernels.entries import acted
 
 NARROW = 16
 """Rows of a tile, the minimum for tensor cores: up to this number, a product takes as long as one of a single row."""
-GATES = {None: 0, "silu": 1, "gelu": 2, "clamped": 3}
-"""Numbers of gated activations in kernels."""
+UNGATED = tl.constexpr(4)
+GATES = {None: 0, "silu": 1, "gelu": 2, "clamped": 3, "relu2": UNGATED.value}
+"""Numbers of activations in kernels; the last one has no gate."""
 _ALPHA, _LIMIT = tl.constexpr(SWIGLU_ALPHA), tl.constexpr(SWIGLU_LIMIT)
 MANY_OUTPUTS = 8192
 """Outputs from which a product has enough tiles, however large these are."""
