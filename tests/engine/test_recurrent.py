@@ -41,7 +41,7 @@ SPACES = Recurrence(
     "state_space", (0, 2, 3), 4, 4 * 32 + 2 * 2 * 16, key_heads=2, value_heads=4, key_dim=16, value_dim=32,
     conv_bias=True,
 )  # fmt: skip
-SPACED = small_config(**LAYERS, recurrence=SPACES, residual_scale=0.4)
+SPACED = small_config(**LAYERS, recurrence=SPACES, residual_scale=0.4, layers_without_mlp=(0,))
 KINDS = {
     "convolutions": (small_config(**LAYERS, hidden_size=64, recurrence=CONVOLUTIONS), "float32"),
     "deltas": (GATED, "float32"),

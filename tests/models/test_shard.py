@@ -1,5 +1,7 @@
 """Shards in one process: shares fit together, add up to the whole model, and impossible ones are refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -59,7 +61,10 @@ def test_shares_of_experts_and_sinks():
     assert not second.part(f"{stem}.experts.3.down.bias", added).any()
 
 
-@pytest.mark.parametrize("config", [CONFIG, mixture_config("glm4_moe"), latent_config()], ids=lambda c: c.model_type)
+STAGED = [CONFIG, replace(CONFIG, layers_without_mlp=(1,)), mixture_config("glm4_moe"), latent_config()]
+
+
+@pytest.mark.parametrize("config", STAGED, ids=lambda config: config.model_type)
 def test_stages_one_after_another_are_the_model_bit_by_bit(config):
     checkpoint = RandomCheckpoint(config)
     whole = TorchModel(checkpoint)
