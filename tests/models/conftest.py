@@ -16,7 +16,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 WINDOW = {"sliding_window": 9}
 STDS = {"gate_up_proj": 0.6, "sinks": 2.0, "linear_attn.out_proj.weight": 0.1}
 """Standard deviations that make gpt-oss's gates reach their limits and its sinks matter, and keep states small."""
-ZERO_CENTRED = ("qwen3_next", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_5_text-even")
+ZERO_CENTRED = ("nemotron", "qwen3_next", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_5_text-even")
 """Families whose files have norm weights less one, and whose states grow with twice the weight."""
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 VISION = {"hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "patch_size": 4}
@@ -205,6 +205,11 @@ def configs():
         "minimax_m2": t.MiniMaxM2Config(
             **SIZES | {"intermediate_size": 32}, head_dim=16, num_local_experts=6, num_experts_per_tok=3, **ENDS,
             rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
+        "arcee": t.ArceeConfig(**SIZES, **ENDS, rope_parameters=YARN, mlp_bias=True),
+        "nemotron": t.NemotronConfig(**SIZES, rope_parameters=LINEAR | {"partial_rotary_factor": 0.5}),
+        "jais2": t.Jais2Config(**SIZES, **ENDS),
+        "hunyuan_v1_dense": t.HunYuanDenseV1Config(**SIZES, head_dim=16, rope_parameters={
+            "rope_type": "dynamic", "rope_theta": 100.0, "alpha": 7.0, "factor": 1.0}),
         "nemotron_h": t.NemotronHConfig(
             **NEMOTRON, layers_block_type=[*["linear_attention", "full_attention", "mlp"] * 2, "linear_attention"]),
         "nemotron_h-mixture": t.NemotronHConfig(

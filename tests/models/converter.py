@@ -27,9 +27,11 @@ ARCHITECTURES = {
     "qwen3_next": "qwen3next", "granitemoe": "granitemoe", "granitemoehybrid": "granitehybrid",
     "glm4_moe": "glm4moe", "dots1": "dots1", "ernie4_5_moe": "ernie4_5-moe",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
+    "arcee": "arcee", "nemotron": "nemotron", "jais2": "jais2", "hunyuan_v1_dense": "hunyuan-dense",
     "nemotron_h": "nemotron_h", "minicpm3": "minicpm3", "qwen3_vl_moe_text": "qwen3vlmoe", "minimax_m2": "minimax-m2",
 }  # fmt: skip
-IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe", "granitemoehybrid", "ministral3")
+IN_PAIRS = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe", "granitemoehybrid", "ministral3",
+            "arcee")  # fmt: skip
 DELTAS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 _LLAMA_KEYS = {
     "num_hidden_layers": "block_count", "max_position_embeddings": "context_length", "hidden_size": "embedding_length",
@@ -99,6 +101,8 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
         if not config["num_local_experts"]:
             del values["expert_used_count"]
             values["feed_forward_length"] = config["shared_intermediate_size"]
+    if kind == "nemotron":
+        values["attention.layer_norm_epsilon"] = values.pop("attention.layer_norm_rms_epsilon")
     if kind == "nemotron_h":
         return _nemotron_metadata(config, values)
     if kind.startswith("lfm2"):
@@ -135,6 +139,8 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
     rope = config["rope_parameters"]
     full = rope.get("full_attention", rope)
     values["rope.freq_base"] = float(full["rope_theta"])
+    if "alpha" in full:
+        values["rope.freq_base"] *= full["alpha"] ** (config["head_dim"] / (config["head_dim"] - 2))
     if full["rope_type"] in ("linear", "yarn"):
         values |= {"rope.scaling.type": full["rope_type"], "rope.scaling.factor": float(full["factor"])}
     if full["rope_type"] == "yarn":
@@ -349,7 +355,7 @@ def _changed(config: dict[str, Any], name: str, values: np.ndarray) -> np.ndarra
     if kind in IN_PAIRS and (".q_proj." in name or ".k_proj." in name):
         key = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
         return interleaved(values, config[key])
-    if kind in ("gemma", "gemma2", "gemma3_text") and name.endswith("norm.weight"):
+    if kind in ("gemma", "gemma2", "gemma3_text", "nemotron") and name.endswith("norm.weight"):
         return values + 1
     if kind in DELTAS and name.endswith("norm.weight") and "linear_attn" not in name:
         return values + 1

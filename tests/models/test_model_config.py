@@ -489,6 +489,7 @@ def test_queries_grow_with_their_position():
 
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3")
 ACTIVATIONS = {
+    **dict.fromkeys(("arcee", "nemotron", "jais2"), "relu2"),
     "gpt_neox": "gelu",
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gemma4_text", "starcoder2"), "gelu_pytorch_tanh"),
 }

@@ -75,7 +75,7 @@ def test_gemma_4_merges_letters_in_the_order_of_a_list():
 
 
 UNKNOWN_TO_TRANSFORMERS = {"stablelm2": "qwen2", "glm4": "dbrx", "chatglm-bpe": "dbrx", "seed-coder": None,
-                           "deepseek-v3": None}  # fmt: skip
+                           "deepseek-v3": None, "hunyuan-dense": None}  # fmt: skip
 """Names that its table lacks, and what they are equal to there."""
 
 

@@ -26,7 +26,7 @@ FAMILIES = [
     "lfm2", "lfm2-adjusted", "qwen3_5_text", "qwen3_5_text-even", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text",
     "gemma4_text", "gemma4_text-large", "gemma4_text-mixture",
     "granitemoe", "granitemoehybrid", "granitemoehybrid-mixture", "minimax_m2",
-    "nemotron_h", "nemotron_h-mixture",
+    "arcee", "nemotron", "jais2", "hunyuan_v1_dense", "nemotron_h", "nemotron_h-mixture",
 ]  # fmt: skip
 TOLERANCE = 1e-4
 PAGES = (3, 0, 5)

@@ -62,7 +62,8 @@ class ModelConfig:
         layer_scalars: whether each layer's output is multiplied by a number of its own.
         latent: latent attention in place of the projections of queries, keys and values.
         attention_bias: of query, key and value. attention_out_bias: of the output projection.
-        qk_norm: RMS norms of queries and keys, over each head or over ``all`` of them together (`qk_norm_over`).
+        qk_norm: RMS norms of queries and keys, over each head or over ``all`` of them together (`qk_norm_over`); of
+            heads that have turned already if `qk_norm_after_rope`.
             value_norm: RMS norms of values over each head, without weights.
         norm: RMS norm, or ``layer`` norm with mean subtraction and, if `norm_bias`, a bias. pre_norms, post_norms:
             norms before and after attention and feed-forward; a post-norm is applied before the residual is added.
@@ -108,6 +109,7 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     qk_norm_over: Literal["head", "all"] = "head"
+    qk_norm_after_rope: bool = False
     value_norm: bool = False
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = True
@@ -194,7 +196,7 @@ class ModelConfig:
             and self.rotary_dim is None and self.rope_factor == 1.0 and self.qk_norm_over == "head"
             and self.attention_scale is None and not self.attention_softcap and self.residual_scale == 1.0
             and not self.attention_sinks and not self.parallel and not self.query_growth and self.latent is None
-            and not self.layer_sizes and not self.layers_without_mlp
+            and not self.layer_sizes and not self.layers_without_mlp and not self.qk_norm_after_rope
             and not self.attention_gate and self.recurrence is None
         )  # fmt: skip
 

@@ -347,6 +347,20 @@ FAMILIES: Mapping[str, Family] = {
                defaults=_EXPERTS_OF_GRANITE | _MAMBA | {"shared_intermediate_size": 1024},
                gguf_names=_STATE_SPACE_GGUF, gguf_stacked={"ssm_in": _STATE_SPACE_PARTS}, parts=parts.granite4,
                gguf_parts=parts.granite4_gguf),
+        Family("arcee", "arcee", "llama with squared ReLUs without a gate; AFM-4.5B", pairs=True, activation=("relu2",),
+               parts=parts.squared_relu, gguf_parts=parts.squared_relu),
+        Family("nemotron", "nemotron", "layer norms, whose files have weights less one; squared ReLUs without a gate; "
+               "half of a head turns; Nemotron-4, Minitron, Nemotron-Mini", keys={"norm_eps": "norm_eps"},
+               norm_shift=1.0, defaults={"norm_eps": 1e-5, "partial_rotary_factor": 0.5}, turns_part=True,
+               activation=("relu2",), parts=parts.nemotron, gguf_parts=parts.nemotron),
+        Family("jais2", "jais2", "layer norms, biases, squared ReLUs without a gate; Jais 2",
+               keys={"norm_eps": "layer_norm_eps"}, activation=("relu2",),
+               defaults={"attention_bias": True, "mlp_bias": True, "norm_eps": 1e-5},
+               parts=parts.nemotron, gguf_parts=parts.nemotron),
+        Family("hunyuan_v1_dense", "hunyuan-dense", "norms of queries and keys per head, after their rotation; Hunyuan "
+               "0.5B to 7B, Hunyuan-MT", names={f"self_attn.{part}_norm": f"self_attn.{name}_layernorm"
+                                             for part, name in (("q", "query"), ("k", "key"))},
+               parts=parts.hunyuan, gguf_parts=parts.hunyuan),
         Family("nemotron_h", "nemotron_h", "state spaces (Mamba-2) in place of attention in most layers; some layers "
                "without a feed-forward, squared ReLUs without a gate in the others; no positions; Nemotron-H, Nemotron "
                "Nano 2; Nemotron 3 Nano: experts chosen by sigmoids plus a bias, and a shared one",

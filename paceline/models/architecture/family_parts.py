@@ -333,6 +333,21 @@ def granite4_gguf(fields: Fields) -> dict[str, Any]:
     return granite_gguf(fields) | {"recurrence": states}
 
 
+def squared_relu(fields: Fields) -> dict[str, Any]:
+    """Arcee: squared ReLUs without a gate."""
+    return {"mlp": "relu2"}
+
+
+def nemotron(fields: Fields) -> dict[str, Any]:
+    """Nemotron: layer norms, squared ReLUs without a gate."""
+    return {"norm": "layer", "mlp": "relu2"}
+
+
+def hunyuan(fields: Fields) -> dict[str, Any]:
+    """Hunyuan: norms of queries and keys per head, after their rotation."""
+    return {"qk_norm": True, "qk_norm_after_rope": True}
+
+
 def nemotron_h(fields: Fields) -> dict[str, Any]:
     """Nemotron-H: layers of one or two sublayers, no positions, squared ReLUs.
 

@@ -48,6 +48,8 @@ def rope_from_hf(fields: Fields, head_dim: int, longest: int) -> dict[str, Any]:
     rotary_dim = int(head_dim * partial)
     if partial != 1 and (partial > 1 or rotary_dim < 2 or rotary_dim % 2):
         raise refuse("partial_rotary_factor", f"{partial} of {head_dim} is no even part of a head")
+    if kind == "dynamic" and "alpha" in scaling and rotary_dim > 2:  # Hunyuan, whose base is another at any length
+        theta *= scaling.number("alpha") ** (rotary_dim / (rotary_dim - 2))
     out: dict[str, Any] = {"rope_theta": theta, "rotary_dim": rotary_dim if rotary_dim < head_dim else None}
     if "rope_theta" in local or "rope_local_base_freq" in fields:
         out["rope_local_theta"] = local.number("rope_theta", fields.get("rope_local_base_freq", theta), above=1.0)

@@ -302,7 +302,8 @@ def _turns_heads(own: nn.Module) -> TypeGuard[Attention]:
     """Whether `place_heads` can norm and rotate the heads of `own`."""
     if not isinstance(own, Attention):
         return False
-    return own.table != NO_TABLE and not (own.over_all and isinstance(own.query_norm, RMSNorm))
+    is_other = own.over_all or own.norms_last
+    return own.table != NO_TABLE and not (is_other and isinstance(own.query_norm, RMSNorm))
 
 
 def _joined(parts: Sequence[nn.Module]) -> "JoinedLinear | SeparateLinears":

@@ -37,7 +37,7 @@ class Shape(NamedTuple):
             feed-forward. apart: what these give is not added at once. parallel: both read the same.
         residual_scale: hidden states are kept divided by it, so that what layers give is added as it is: a norm of
             x / s with epsilon / s^2 is that of x. Taps have them whole.
-        wide_norm: norms of queries and keys are over all heads together.
+        wide_norm: norms of queries and keys are over all heads together. norms_last: they come after the rotation.
         latent: sizes of latent attention, whose queries alone are in `qkv`. query_depth: inputs of the product `qkv`.
         gated_attention: a row of `qkv` has one more number per query number, its gate, at the end.
         rotary: dimensions of a head that turn. tables: rotary tables.
@@ -70,6 +70,7 @@ class Shape(NamedTuple):
     apart: bool = False
     parallel: bool = False
     wide_norm: bool = False
+    norms_last: bool = False
     gated_attention: bool = False
     rotary: int = 0
     tables: int = 1

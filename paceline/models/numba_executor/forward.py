@@ -123,14 +123,16 @@ def _place_row(row, layer, thread, num_rows, shape, heads, eps, weights, batch, 
         norm_row(qkv, start, weights.query_norm, place_of_layer * width, width, eps, qkv, start)
         norm_row(qkv, start + width, weights.key_norm, place_of_layer * key_width, key_width, eps, qkv, start + width)
     for head in range(shape.heads + projected):
-        if len(weights.query_norm) > 0 and not shape.wide_norm:
-            norm = weights.query_norm if head < shape.heads else weights.key_norm
-            at = start + head * dim
+        at, has_norm = start + head * dim, len(weights.query_norm) > 0 and not shape.wide_norm
+        norm = weights.query_norm if head < shape.heads else weights.key_norm
+        if table >= 0 and shape.norms_last:
+            rotate(qkv, at, weights.rope_cos, weights.rope_sin, angles, half)
+        if has_norm:
             norm_row(qkv, at, norm, place_of_layer * shape.head_dim, dim, eps, qkv, at)
-        if table >= 0:
-            rotate(qkv, start + head * dim, weights.rope_cos, weights.rope_sin, angles, half)
+        if table >= 0 and not shape.norms_last:
+            rotate(qkv, at, weights.rope_cos, weights.rope_sin, angles, half)
         if shape.query_growth > 0 and head < shape.heads:
-            _grow(qkv, start + head * dim, dim, batch.positions[row], shape)
+            _grow(qkv, at, dim, batch.positions[row], shape)
     page, place = divmod(batch.slots[row], PAGE_SIZE)
     for head in range(projected):
         at = first_element(keys, heads, page, sizes[CACHE], head)

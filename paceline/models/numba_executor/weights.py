@@ -111,6 +111,7 @@ def shape_of(config: ModelConfig) -> Shape:
         apart=apart,
         parallel=config.parallel,
         wide_norm=config.qk_norm and config.qk_norm_over == "all",
+        norms_last=config.qk_norm_after_rope,
         gated_attention=config.attention_gate,
         rotary=rotary_dim(config) if config.position_embedding == "rotary" else 0,
         tables=max(1, len(frequencies(config))),

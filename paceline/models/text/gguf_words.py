@@ -86,7 +86,7 @@ WORD_CUTS: Mapping[str, WordCut] = {
     "tekken": _TEKKEN,
     "gpt-4o": _GPT4O,
     "seed-coder": _SEED,
-    "deepseek-v3": _DEEPSEEK3,
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
 }
 """Pre-tokenisers by the names that converters write. SmolLM2 has ``smollm``, Granite 3 ``refact``, Phi-4 and OLMo 2
 ``dbrx``, Phi-4-mini and gpt-oss ``gpt-4o``, Mistral from Nemo on ``tekken``, Seed-OSS ``seed-coder``."""

@@ -114,17 +114,15 @@ class Attention(nn.Module):
         self.out = RowParallelLinear(self.heads * self.head_dim, hidden, config.attention_out_bias, total)
         self.query_norm = _query_key_norm(config, self.heads)
         self.key_norm = _query_key_norm(config, self.key_heads)
-        self.over_all = config.qk_norm_over == "all"
+        self.over_all, self.norms_last = config.qk_norm_over == "all", config.qk_norm_after_rope
         self.table = rope_table_of(config, number)
         scale = config.attention_scale or self.head_dim**-0.5
         self.sinks = Sinks(self.heads) if config.attention_sinks else None
         self.form = AttentionForm(scale, config.attention_softcap, config.window(number))
 
     def forward(self, x: Tensor, layer: int, step: Pass) -> Tensor:
-        query = self._normed(self.query(x), self.query_norm, self.heads)
-        key = self._normed(self.key(x), self.key_norm, self.key_heads)
-        if self.table != NO_TABLE:
-            query, key = rotate(query, *step.angles[self.table]), rotate(key, *step.angles[self.table])
+        query = self._placed(self.query(x), self.query_norm, self.heads, step)
+        key = self._placed(self.key(x), self.key_norm, self.key_heads, step)
         if step.query_factors is not None:
             query = (query * step.query_factors).to(query.dtype)
         keys, values = step.cache.keys[layer], step.cache.values[layer]
@@ -133,10 +131,15 @@ class Attention(nn.Module):
         mixed = step.attend(query, keys, values, with_sinks(self.form, self.sinks)).flatten(1)
         return self.out(mixed if self.gate is None else mixed * torch.sigmoid(self.gate(x)))
 
-    def _normed(self, x: Tensor, norm: nn.Module, heads: int) -> Tensor:
-        """[M, heads, D] of x [M, heads * D], with its norm over all heads together or over each."""
+    def _placed(self, x: Tensor, norm: nn.Module, heads: int, step: Pass) -> Tensor:
+        """[M, heads, D] of x [M, heads * D], rotated, with its norm over all heads together or over each."""
         shape = (-1, heads, self.head_dim)
-        return norm(x).view(shape) if self.over_all else norm(x.view(shape))
+        if self.norms_last:
+            return norm(self._rotated(x.view(shape), step))
+        return self._rotated(norm(x).view(shape) if self.over_all else norm(x.view(shape)), step)
+
+    def _rotated(self, x: Tensor, step: Pass) -> Tensor:
+        return x if self.table == NO_TABLE else rotate(x, *step.angles[self.table])
 
 
 class LatentAttention(nn.Module):

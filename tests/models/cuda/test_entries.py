@@ -170,6 +170,7 @@ FAMILIES = {
         windows=(2, 0),
     ),
     "clamped": two_layers(mlp="gated_clamped"),
+    "hunyuan": two_layers(qk_norm=True, qk_norm_after_rope=True, mlp="relu2"),
     "parallel": two_layers(parallel=True),
     "ministral": two_layers(query_growth=0.3, query_growth_every=2),
     "neox": two_layers(parallel=True, norm="layer", norm_bias=False, mlp="gelu", mlp_bias=True, rotary_dim=4),
