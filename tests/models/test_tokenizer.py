@@ -10,6 +10,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel
+from paceline.models.architecture.families import FAMILIES
 from paceline.models.text.gguf_words import WORD_CUTS, word_cut
 from paceline.models.text.tokenizer import StreamDecoder, Tokenizer
 from paceline.models.text.tokenizer_folder import tokenizer_from_folder
@@ -103,6 +104,7 @@ def test_words_are_cut_as_transformers_cuts_them(name):
         ("refact", ["We", "'re", " camelCaseHTMLDON", "'", "T", " ", "1", "2", "3", "4", "5", "/", "\n", "/"]),
         ("dbrx", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "123", "45", "/\n", "/"]),
         ("qwen2", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "1", "2", "3", "4", "5", "/\n", "/"]),
+        ("qwen35", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "1", "2", "3", "4", "5", "/\n", "/"]),
         ("tekken", ["We", "'re", " camel", "Case", "HTMLDON", "'T", " ", "1", "2", "3", "4", "5", "/\n/"]),
         ("stablelm2", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "1", "2", "3", "4", "5", "/\n", "/"]),
         ("deepseek-v3", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "123", "45", "/\n", "/"]),
@@ -123,6 +125,26 @@ def test_deepseek_cuts_off_digits_and_east_asian_letters_first():
         "f", ".name", "(x", ")=", "123", "4", " (", "日本語です", ")", " cafe\u0301", ",", " “", "quoted", "”\n\n", " ",
         " end",
     ]  # fmt: skip
+
+
+def test_signs_on_letters_belong_to_the_word_in_newer_qwens():
+    text = "नमस्ते!"  # signs that no letter is composed with
+    cuts = {name: word_cut(name).pre_tokenizer().pre_tokenize_str(text) for name in ("qwen2", "qwen35")}
+    assert [text[first:last] for _, (first, last) in cuts["qwen35"]] == ["नमस्ते", "!"]
+    assert len(cuts["qwen2"]) > 2
+
+
+PUBLISHED = {
+    "qwen3_5_text": "qwen35", "lfm2": "lfm2", "minimax_m2": "minimax-m2", "glm4_moe": "glm4", "gpt_oss": "gpt-4o",
+    "deepseek_v3": "deepseek-v3", "exaone4": "exaone4", "smollm3": "smaug-bpe", "nemotron_h": "pixtral",
+    "hunyuan_v1_dense": "hunyuan-dense", "seed_oss": "seed-coder", "cohere2": "command-r", "ministral3": "tekken",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_published_files_name_a_known_way_to_cut(family):
+    """The names that llama.cpp's converter gives them."""
+    assert family in FAMILIES and word_cut(PUBLISHED[family])
 
 
 def test_smollm_keeps_every_digit_by_itself():

@@ -312,7 +312,7 @@ def _from_hf(family: Family, values: Mapping[str, Any]) -> ModelConfig:
         if own["rotary_dim"]:
             raise refuse("partial_rotary_factor", f"{family.model_type} turns all of qk_rope_head_dim")
         own["rotary_dim"] = latent.qk_rope_head_dim
-    elif own.get("position_embedding") != "learned":
+    elif _turns(own):
         dim = own["layer_sizes"][-1].head_dim if "layer_sizes" in own else head_dim
         own |= rope_from_hf(fields, dim, longest)
     own |= windows_from_hf(family, fields, layers, own["max_position_embeddings"])
@@ -326,6 +326,12 @@ def _with_attention(config: ModelConfig) -> ModelConfig:
     if not config.attention_layers:
         raise refuse("layer_types", "no layer has attention, which is not implemented")
     return config
+
+
+def _turns(fields: Mapping[str, Any]) -> bool:
+    """Whether a layer has rotary positions; files state settings of them in any case."""
+    still = len(fields.get("layers_without_rope", ())) == fields["num_hidden_layers"]
+    return fields.get("position_embedding") != "learned" and not still
 
 
 def _token(name: str, number: int | None, vocab_size: int | None) -> int | None:
@@ -388,7 +394,7 @@ def _from_gguf(family: Family, metadata: Mapping[str, Any], shapes: Mapping[str,
             raise refuse("attention.head_count_kv", f"{problem}, is not implemented for {family.architecture}")
     if "blk.0.attn_q_norm.weight" in shapes and not fields.get("qk_norm"):
         raise refuse("attn_q_norm", f"a norm of queries is not implemented for {family.architecture}")
-    if fields.get("position_embedding") != "learned":
+    if _turns(fields):
         fields |= rope_from_gguf(own, head_dim, longest, rope_factors, family.yarn_truncates)
     fields |= windows_from_gguf(family, own, layers, fields["max_position_embeddings"])
     if "layer_sizes" in fields:

@@ -236,9 +236,12 @@ def transformers_prediction(config: ModelConfig, names: Container[str]) -> Predi
 
 
 def gguf_prediction(config: ModelConfig, names: Container[str]) -> Prediction | None:
-    """As `transformers_prediction`, in a GGUF file; a layer without a final norm of its own has the model's."""
+    """As `transformers_prediction`, in a GGUF file; a layer without a final norm of its own has the model's.
+
+    None for Nemotron, too, whose layer is not implemented.
+    """
     after = f"blk.{config.num_file_layers}."
-    if f"{after}nextn.eh_proj.weight" not in names:
+    if config.sublayers or f"{after}nextn.eh_proj.weight" not in names:
         return None
     norm = f"{after}nextn.shared_head_norm."
     own = {"output_norm.": norm} if f"{norm}weight" in names else {}

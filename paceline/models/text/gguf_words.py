@@ -67,6 +67,10 @@ _ONE_DIGIT = WordCut(_of_letters(r"\p{N}"))
 _THREE_DIGITS = WordCut(_of_letters(r"\p{N}{1,3}"))
 _LLAMA3 = WordCut(_of_letters(r"\p{N}{1,3}"), whole_first=True, begins=True)
 _QWEN2 = WordCut(_of_letters(r"\p{N}"), composes=True)
+_QWEN35 = WordCut(
+    rf"{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_REST}",
+    composes=True,
+)
 _TEKKEN = WordCut(_by_case("", r"\p{N}"), whole_first=True, begins=True)
 _SEED = WordCut(_of_letters(r"\p{N}", after_signs=""))
 _DEEPSEEK3 = WordCut(
@@ -79,12 +83,15 @@ _GPT4O = WordCut(_by_case(f"{_ENDING}?", r"\p{N}{1,3}"))
 WORD_CUTS: Mapping[str, WordCut] = {
     **dict.fromkeys(("gpt2", "gpt-2", "phi-2", "olmo", "mpt", "exaone4", "a.x-4.0", "mellum"), _GPT2),
     **dict.fromkeys(("smollm", "refact", "starcoder", "command-r"), _DIGITS_APART),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), _LLAMA3),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA3
+    ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _THREE_DIGITS),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo"), _QWEN2),
+    "qwen35": _QWEN35,
     "stablelm2": _ONE_DIGIT,
     "tekken": _TEKKEN,
-    "gpt-4o": _GPT4O,
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT4O),
     "seed-coder": _SEED,
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
 }
