@@ -51,8 +51,8 @@ NEMOTRON_GGUF = {
     **{f"nemotron_h.{key}": value for key, value in {
         "block_count": 3, "nextn_predict_layers": 1, "context_length": 64, "embedding_length": 64,
         "attention.head_count": 4, "attention.head_count_kv": [0, 0, 2], "feed_forward_length": [0, 96, 0],
-        "attention.layer_norm_rms_epsilon": 1e-5, "rope.dimension_count": 21, "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2,
-        "ssm.inner_size": 128, "ssm.time_step_rank": 4,
+        "attention.layer_norm_rms_epsilon": 1e-5, "rope.dimension_count": 21, "ssm.conv_kernel": 4,
+        "ssm.state_size": 16, "ssm.group_count": 2, "ssm.inner_size": 128, "ssm.time_step_rank": 4,
     }.items()},
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
