@@ -75,7 +75,8 @@ def test_gemma_4_merges_letters_in_the_order_of_a_list():
 
 
 UNKNOWN_TO_TRANSFORMERS = {"stablelm2": "qwen2", "glm4": "dbrx", "chatglm-bpe": "dbrx", "seed-coder": None,
-                           "deepseek-v3": None, "hunyuan-dense": None}  # fmt: skip
+                           "deepseek-v3": None, "hunyuan-dense": None,
+                           "deepseek-llm": None, "deepseek-coder": None}  # fmt: skip
 """Names that its table lacks, and what they are equal to there."""
 
 
@@ -106,6 +107,8 @@ def test_words_are_cut_as_transformers_cuts_them(name):
         ("qwen35", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "1", "2", "3", "4", "5", "/\n", "/"]),
         ("tekken", ["We", "'re", " camel", "Case", "HTMLDON", "'T", " ", "1", "2", "3", "4", "5", "/\n/"]),
         ("stablelm2", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "1", "2", "3", "4", "5", "/\n", "/"]),
+        ("deepseek-llm", ["We", "'", "re", " camelCaseHTMLDON", "'", "T", " ", "12345", "/", "\n", "/"]),
+        ("deepseek-coder", ["We", "'", "re", " camelCaseHTMLDON", "'", "T", " ", *"12345", "/", "\n", "/"]),
         ("deepseek-v3", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "123", "45", "/\n", "/"]),
         ("seed-coder", ["We", "'re", " camelCaseHTMLDON", "'T", " ", "1", "2", "3", "4", "5", "/", "\n", "/"]),
         ("gpt-4o", ["We're", " camel", "Case", "HTMLDON'T", " ", "123", "45", "/\n/"]),
