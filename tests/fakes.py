@@ -96,7 +96,7 @@ class RandomCheckpoint:
 class ByteTokenizer:
     """Token i is the byte i; 128 and above are special, 130 ends a text. Enough of `Tokenizer` for an engine."""
 
-    special_token_ids = frozenset((128, 129, 130))
+    special_token_ids = hidden_token_ids = frozenset((128, 129, 130))
     eos_token_ids = (130,)
     bos_token_id = None
     vocab_size = 131
@@ -126,7 +126,9 @@ class PieceTokenizer:
     def __init__(self, *pieces: str) -> None:
         self._pieces = pieces
         self.vocab_size = len(pieces)
-        self.special_token_ids = frozenset(i for i, piece in enumerate(pieces) if piece.startswith("<"))
+        self.special_token_ids = self.hidden_token_ids = frozenset(
+            i for i, piece in enumerate(pieces) if piece.startswith("<")
+        )
         self.eos_token_ids = tuple(i for i, piece in enumerate(pieces) if piece == "</s>")
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

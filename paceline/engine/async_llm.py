@@ -115,7 +115,6 @@ class AsyncLLM:
             "dtype": llm.dtype,
             "has_chat_template": llm.tokenizer.has_chat_template,
             "reads_tools": llm.tokenizer.reads_tools,
-            "tags_calls": llm.tokenizer.tags_calls,
             "drafter": None if config is None else own if ":" in config.method else config.method,
             "rule": None if config is None else config.rule,
             "num_draft_tokens": llm.engine.speculation.most,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from json.encoder import encode_basestring
 from typing import Any
 
+from paceline.models.text.call_formats import CALL_FORMATS
 from paceline.serving.job import Chunk, Piece, Summary
 from paceline.serving.logprobs import TextOffsets, alternatives, chat_logprobs, mean_logprob, spelled, text_logprobs
 from paceline.serving.statistics import draft_statistics, told_step, vllm_statistics
@@ -28,7 +29,6 @@ class Wish:
         num_samples: samples of each prompt.
         num_kept: number of samples to return, the most probable ones (OpenAI's ``best_of``).
         tools: the available tools; None without any.
-        tagged_calls: how the model writes tool calls; see `CallReader`.
     """
 
     is_chat: bool = False
@@ -43,7 +43,6 @@ class Wish:
     num_kept: int | None = None
     prompts: Sequence[Any] = ()
     tools: ToolChoice | None = None
-    tagged_calls: bool = True
 
 
 @dataclass(slots=True)
@@ -235,7 +234,7 @@ class Answer:
         if self._wish.only_echo:
             text, pieces = "", []
         if self._wish.is_chat:
-            message = {"role": "assistant", "content": text, "refusal": None} | self._calls(number, text)
+            message = {"role": "assistant", "content": text, "refusal": None} | self._calls(number, text, choice.last)
             if number in self._thinkers:
                 message["reasoning_content"] = "".join(choice.thoughts) or None
             content: dict[str, Any] = {"message": message}
@@ -243,11 +242,11 @@ class Answer:
         prompt = list(self._prompt_of(number)) if self._wish.echo else []
         return self._choice(number, {"text": self._echoed(number) + text}, choice.last, prompt + pieces)
 
-    def _calls(self, number: int, text: str) -> dict[str, Any]:
+    def _calls(self, number: int, text: str, last: Chunk) -> dict[str, Any]:
         """Content and tool calls of a complete answer, where tools were given."""
         if self._wish.tools is None:
             return {}
-        reader = self._readers[number] = self._wish.tools.reader(self._wish.tagged_calls)
+        reader = self._readers[number] = self._wish.tools.reader(CALL_FORMATS[last.call_format])
         shown, _ = reader.push(text, ended=True)
         return {"content": shown.strip() or None, "tool_calls": reader.calls} if reader.calls else {}
 
@@ -261,7 +260,7 @@ class Answer:
         if self._wish.tools is None:
             return [{"content": text} | reasoning]
         if number not in self._readers:
-            self._readers[number] = self._wish.tools.reader(self._wish.tagged_calls)
+            self._readers[number] = self._wish.tools.reader(CALL_FORMATS[chunk.call_format])
         shown, calls = self._readers[number].push(text, ended=chunk.finish_reason is not None)
         said = ({"content": shown} if shown else {}) | reasoning
         told = [said] if said else []

@@ -137,8 +137,6 @@ class Front:
             body.cache_salt = f"{caller} {body.cache_salt}"
         jobs = [self._bounded(job) for job in body.jobs(request_id)]
         wish = _wish(body, jobs, self.settings)
-        if wish.tools is not None and self.text is not None and body.model in self.backend.models:
-            wish = replace(wish, tagged_calls=self.text.describe(body.model)["tags_calls"])
         answer = Answer(request_id, body.model, wish)
         if self.text is None:
             jobs = [single for job in jobs for single in split_samples(job)]

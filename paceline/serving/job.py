@@ -140,6 +140,7 @@ class Chunk:
         num_tokens: tokens in this chunk.
         thinking: ``none`` for a model without reasoning output; else whether the reasoning is opened by the prompt
             (``open``) or by a tag in the output: the first one (``tagged``) or any (``several``).
+        call_format: how the model writes calls of tools, a name of `CALL_FORMATS`.
         index: of the sample.
         goes_on: other samples of the request are unfinished, though this one has ended.
         pieces: the tokens of `text`, if `Job.detail` is set.
@@ -157,6 +158,7 @@ class Chunk:
     step: Step | None = None
     num_tokens: int = 0
     thinking: Thinking = "none"
+    call_format: str = "hermes"
 
     @property
     def is_last(self) -> bool:

@@ -1,8 +1,7 @@
 """Tools: what a chat request offers, as prompt and grammar, and the calls that an answer makes, as OpenAI tells them.
 
-A call is written as Hermes and Qwen write it, ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, or, by
-models whose template tells of tools in another way, as JSON that is the whole answer (Llama 3's object, Mistral's
-list). One that is demanded is the JSON alone, and a grammar sees to it that it fits. Nothing here ever runs a tool.
+A call is written in the model's format (`models/text/call_formats.py`). One that is demanded is a JSON object alone,
+and a grammar sees to it that it fits. Nothing here ever runs a tool.
 """
 
 import json
@@ -11,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.errors import InvalidParameter
+from paceline.models.text.call_formats import HERMES, CallFormat
+from paceline.models.text.call_texts import Schemas
 from paceline.models.text.messages import read_arguments
-from paceline.models.text.tools import CALL_CLOSE, CALL_OPEN, checked_tools
+from paceline.models.text.tools import checked_tools
 from paceline.serving.call_schema import calls_schema
 from paceline.serving.demanded_call import DemandedCall
 from paceline.serving.thoughts import overlap
@@ -61,19 +62,20 @@ class ToolChoice:
         functions = [tool["function"] for tool in self.tools]
         return {"json": calls_schema([each for each in functions if each["name"] in self.demanded])}
 
-    def reader(self, tagged: bool = True) -> "CallReader":
+    def reader(self, form: CallFormat = HERMES) -> "CallReader":
         """Reads one answer; see `CallReader`."""
-        names = [tool["function"]["name"] for tool in self.tools]
-        return CallReader(names, bool(self.demanded), tagged, self._is_parallel)
+        functions = [tool["function"] for tool in self.tools]
+        schemas = {each["name"]: each.get("parameters") or {} for each in functions}
+        return CallReader(schemas, bool(self.demanded), form, self._is_parallel)
 
 
 class CallReader:
     """Takes the calls out of an answer while it comes; what is no call stays text.
 
     Args:
-        names: of the tools.
+        schemas: name to parameters of the tools.
         is_call: the whole answer is one call, which is told piece by piece; others are told once they are whole.
-        tagged: calls stand between tags; without them they are the whole answer.
+        form: how calls are written.
         is_parallel: all calls are told; else those after the first are left out.
 
     Attributes:
@@ -81,8 +83,10 @@ class CallReader:
         is_cut: the demanded call ended before it was whole.
     """
 
-    def __init__(self, names: Sequence[str], is_call: bool, tagged: bool = True, is_parallel: bool = True) -> None:
-        self._names, self._tagged = frozenset(names), tagged
+    def __init__(
+        self, schemas: Schemas, is_call: bool, form: CallFormat = HERMES, is_parallel: bool = True
+    ) -> None:  # fmt: skip
+        self._schemas, self._form = schemas, form
         self._demanded = DemandedCall() if is_call else None
         self._is_parallel, self.is_cut = is_parallel, False
         self._held, self._is_text = "", False
@@ -95,28 +99,29 @@ class CallReader:
         if self._demanded is not None:
             return self._push_demanded(self._demanded, text, ended)
         self._held += text
-        if not self._tagged and self._held.lstrip()[:1] in ("", "{", "["):
+        opening, closing = self._form.opening, self._form.closing
+        if not opening and self._held.lstrip()[:1] in ("", "{", "["):
             return ("", []) if not ended else self._last("", self._held)
-        if not self._tagged:
+        if not opening:
             told, self._held, self._is_text = self._held, "", True
             return told, []
         shown, before = "", len(self.calls)
-        while CALL_OPEN in self._held and CALL_CLOSE in self._held.partition(CALL_OPEN)[2]:
-            ahead, _, rest = self._held.partition(CALL_OPEN)
-            inside, _, self._held = rest.partition(CALL_CLOSE)
+        while closing and opening in self._held and closing in self._held.partition(opening)[2]:
+            ahead, _, rest = self._held.partition(opening)
+            inside, _, self._held = rest.partition(closing)
             shown += ahead + self._taken(inside)
         if ended:
             more, _ = self._last(*self._split())
             return shown + more, self._told(before)
-        plain = len(self._held) - overlap(self._held, CALL_OPEN)
-        keep = self._split()[0] if CALL_OPEN in self._held else self._held[:plain]
+        plain = len(self._held) - overlap(self._held, opening)
+        keep = self._split()[0] if opening in self._held else self._held[:plain]
         self._held = self._held[len(keep) :]
         return shown + keep, self._told(before)
 
     def _push_demanded(self, call: DemandedCall, text: str, ended: bool) -> tuple[str, list[dict[str, Any]]]:
         """`push` of an answer that is one call: first its name, then its arguments as they come."""
         more = call.push(text)
-        if call.name not in self._names:
+        if call.name is None or call.name not in self._schemas:
             self._held += text
             return (self._held if ended else ""), []
         told: list[dict[str, Any]] = []
@@ -135,20 +140,20 @@ class CallReader:
 
     def _split(self) -> tuple[str, str]:
         """What is held: before a call that has begun, and from there on."""
-        ahead, opening, inside = self._held.partition(CALL_OPEN)
+        ahead, opening, inside = self._held.partition(self._form.opening)
         return ahead, opening + inside
 
     def _last(self, ahead: str, rest: str) -> tuple[str, list[dict[str, Any]]]:
         """The end of the answer: a call that was never closed may be whole all the same."""
         before, self._held = len(self.calls), ""
-        shown = ahead + self._taken(rest.removeprefix(CALL_OPEN), rest) if rest else ahead
+        shown = ahead + self._taken(rest.removeprefix(self._form.opening), rest) if rest else ahead
         return shown, self._told(before)
 
     def _taken(self, inside: str, instead: str | None = None) -> str:
         """Nothing where `inside` is a call, which is noted; else the text to show instead."""
-        found = _calls_in(inside)
-        if not found or not self._names.issuperset(name for name, _ in found):
-            return f"{CALL_OPEN}{inside}{CALL_CLOSE}" if instead is None else instead
+        found = self._form.read(inside, self._schemas)
+        if not found or not self._schemas.keys() >= {name for name, _ in found}:
+            return f"{self._form.opening}{inside}{self._form.closing}" if instead is None else instead
         for name, arguments in found if self._is_parallel else found[: 1 - len(self.calls)]:
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
             self.calls.append(_call(name, text))
@@ -158,18 +163,6 @@ class CallReader:
 def _call(name: str, arguments: str) -> dict[str, Any]:
     function = {"name": name, "arguments": arguments}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
-
-
-def _calls_in(inside: str) -> list[tuple[str, Any]]:
-    """(name, arguments) of a call or a list of them as a model writes it; empty for what is none."""
-    try:
-        found = json.loads(inside)
-    except (ValueError, RecursionError):
-        return []
-    calls = found if isinstance(found, list) else [found]
-    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
-        return []
-    return [(call["name"], call.get("arguments", call.get("parameters", {}))) for call in calls]
 
 
 def readable_calls(message: dict[str, Any], where: str) -> dict[str, Any]:

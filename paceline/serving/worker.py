@@ -68,7 +68,8 @@ class Worker:
         llm = self._llms[job.model]
         prompt = await self._token_ids(job)
         params = llm.params_for(_asked(job), job.params)
-        known = {"num_prompt_tokens": len(prompt), "thinking": _thinking(job, prompt, llm.tokenizer)}
+        known = {"num_prompt_tokens": len(prompt), "thinking": _thinking(job, prompt, llm.tokenizer),
+                 "call_format": llm.tokenizer.call_format.name}  # fmt: skip
         how: dict[str, Any] = {"priority": job.priority, "timeout": job.timeout, "cache_salt": job.cache_salt}
         how["joined"] = not job.trace
         async with aclosing(llm.generate(prompt, params, job.request_id, **how)) as outputs:

@@ -3,6 +3,7 @@
 import pytest
 
 from paceline.engine.text import TextStream
+from paceline.models.text.call_formats import HERMES
 from paceline.models.text.harmony import decoder_of
 from paceline.models.text.tokenizer import StreamDecoder, Tokenizer
 from paceline.serving.dialects import _Parts, of_text
@@ -62,7 +63,7 @@ def test_channels_become_tags(text, expected):
 
 
 def test_only_with_its_tokens_and_its_template():
-    assert tokenizer().speaks_harmony and tokenizer().thinks and tokenizer().tags_calls
+    assert tokenizer().speaks_harmony and tokenizer().thinks and tokenizer().call_format is HERMES
     for other in (tokenizer(template="{{ 'x' }}"), tokenizer(names=NAMES[:3])):
         assert not other.speaks_harmony and not other.thinks
     plain, ids = StreamDecoder(tokenizer()), tokenizer().encode(THOUGHT)
@@ -105,7 +106,7 @@ def test_a_server_takes_thoughts_and_calls_apart():
     reader = ThoughtReader(is_open=False)
     assert reader.push(told(THOUGHT + FINAL), ended=True) == ("Is it so?", "Yes.")
     _, answer = ThoughtReader(is_open=False).push(told(f"{THOUGHT}<|start|>assistant{CALL}"), ended=True)
-    text, calls = CallReader(["look"], is_call=False).push(answer, ended=True)
+    text, calls = CallReader({"look": {}}, is_call=False).push(answer, ended=True)
     assert (text, [call["function"] for call in calls]) == ("", [{"name": "look", "arguments": "{}"}])
 
 

@@ -10,6 +10,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel
+from paceline.models.text.call_formats import HERMES
 from paceline.models.text.gguf_words import WORD_CUTS, word_cut
 from paceline.models.text.tokenizer import StreamDecoder, Tokenizer
 from paceline.models.text.tokenizer_folder import tokenizer_from_folder
@@ -350,7 +351,7 @@ def test_a_template_for_tools_is_taken_for_chats_with_tools(tmp_path, in_files):
     twin.chat_template = {"default": "no tools", "tool_use": "<tool_call> {{ tools | length }}"}
     twin.save_pretrained(tmp_path, save_jinja_files=in_files)
     ours, theirs = tokenizer_from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    assert ours.reads_tools and ours.tags_calls
+    assert ours.reads_tools and ours.call_format is HERMES
     for tools in (None, [{"type": "function", "function": {"name": "f"}}]):
         want = theirs.apply_chat_template(MESSAGES, tools=tools, tokenize=False)
         assert ours.apply_chat_template(MESSAGES, variables={"tools": tools}) == want

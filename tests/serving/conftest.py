@@ -14,6 +14,7 @@ from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.resolve import ModelSource
+from paceline.models.text.call_formats import HERMES
 from paceline.serving.app import build_app
 from paceline.serving.local import LocalBackend
 from paceline.serving.model_spec import ModelSpec
@@ -26,7 +27,8 @@ MODEL = "mine"
 class ChatTokenizer(ByteTokenizer):
     """A byte tokenizer with a chat template: one line per message."""
 
-    has_chat_template = reads_tools = tags_calls = True
+    has_chat_template = reads_tools = True
+    call_format = HERMES
     thinks = False
 
     def token_id(self, name):

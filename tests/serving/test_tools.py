@@ -5,6 +5,7 @@ import json
 import pytest
 
 from paceline.errors import InvalidParameter
+from paceline.models.text.call_formats import BARE_JSON, CALL_FORMATS, HERMES
 from paceline.models.text.tools import explained
 from paceline.serving.answers import Answer, Wish
 from paceline.serving.anthropic import Messages
@@ -26,6 +27,7 @@ def tool(name, **properties):
 
 
 TOOLS = [tool("weather", city={"enum": ["Oslo", "Rome"]}), tool("clock", zone={"enum": ["UTC"]})]
+SCHEMAS = {each["function"]["name"]: each["function"]["parameters"] for each in TOOLS}
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "temperature": 0, "tools": TOOLS}
 CHATS = "/v1/chat/completions"
 CALL = '<tool_call>\n{"name": "clock", "arguments": {"zone": "UTC"}}\n</tool_call>'
@@ -86,7 +88,7 @@ def test_tools_reach_the_template_unless_they_may_not_be_used(ask):
     ],
 )  # fmt: skip
 def test_calls_are_taken_out_however_the_text_is_cut(text, shown, names, size):
-    reader = CallReader(["clock", "weather"], False)
+    reader = CallReader(SCHEMAS, False)
     seen, calls = "", []
     for start in range(0, len(text), size):
         more, fresh = reader.push(text[start : start + size])
@@ -109,8 +111,8 @@ def test_calls_are_taken_out_however_the_text_is_cut(text, shown, names, size):
     ],
 )
 def test_calls_without_tags_are_the_whole_answer(text, shown, names, size):
-    """As Llama 3 and Mistral write them: the tokens that announce them are special and leave no text."""
-    reader = CallReader(["clock", "weather"], False, tagged=False)
+    """As Llama 3 writes them: the token that announces them is special and leaves no text."""
+    reader = CallReader(SCHEMAS, False, form=BARE_JSON)
     seen, calls = "", []
     for start in range(0, len(text), size):
         more, fresh = reader.push(text[start : start + size])
@@ -120,17 +122,45 @@ def test_calls_without_tags_are_the_whole_answer(text, shown, names, size):
     assert [call["function"]["name"] for call in calls + fresh] == names
 
 
+FORMATS = {
+    "qwen3_xml": "<tool_call>\n<function=clock>\n<parameter=zone>\nUTC\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>clock\n<arg_key>zone</arg_key>\n<arg_value>UTC</arg_value>\n</tool_call>",
+    "mistral": '[TOOL_CALLS]clock[ARGS]{"zone": "UTC"}',
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>clock<｜tool▁sep｜>"
+    '{"zone": "UTC"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "lfm2": '<|tool_call_start|>[clock(zone="UTC")]<|tool_call_end|>',
+    "gemma4": '<|tool_call>call:clock{zone:<|"|>UTC<|"|>}<tool_call|>',
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="clock">\n<parameter name="zone">UTC</parameter>\n</invoke>\n'
+    "</minimax:tool_call>",
+    "cohere": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "clock", "parameters": {"zone": "UTC"}}]'
+    "<|END_ACTION|>",
+    "granite": '<|tool_call|>[{"name": "clock", "arguments": {"zone": "UTC"}}]',
+}
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_are_taken_out_in_every_format(name, size):
+    reader, text = CallReader(SCHEMAS, False, CALL_FORMATS[name]), f"I look [it] <up>. {FORMATS[name]}"
+    told = [reader.push(text[start : start + size]) for start in range(0, len(text), size)]
+    told.append(reader.push("", ended=True))
+    assert "".join(shown for shown, _ in told) == "I look [it] <up>. "
+    assert called({"tool_calls": [call for _, calls in told for call in calls]}) == [("clock", {"zone": "UTC"})]
+    damaged = FORMATS[name].replace("clock", "unknown")
+    assert CallReader(SCHEMAS, False, CALL_FORMATS[name]).push(damaged, ended=True) == (damaged, [])
+
+
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @pytest.mark.parametrize(
-    ("text", "tagged", "shown"),
+    ("text", "form", "shown"),
     [
-        (f"{CALL}{CALL} done", True, " done"),
-        ('[{"name": "clock", "arguments": {"zone": "UTC"}}, {"name": "weather", "arguments": {}}]', False, ""),
-        ('<tool_call>[{"name": "clock", "arguments": {"zone": "UTC"}}, {"name": "clock"}]</tool_call>', True, ""),
+        (f"{CALL}{CALL} done", HERMES, " done"),
+        ('[{"name": "clock", "arguments": {"zone": "UTC"}}, {"name": "weather", "arguments": {}}]', BARE_JSON, ""),
+        ('<tool_call>[{"name": "clock", "arguments": {"zone": "UTC"}}, {"name": "clock"}]</tool_call>', HERMES, ""),
     ],
 )
-def test_without_parallel_calls_only_the_first_is_told(text, tagged, shown, size):
-    reader = CallReader(["clock", "weather"], False, tagged, is_parallel=False)
+def test_without_parallel_calls_only_the_first_is_told(text, form, shown, size):
+    reader = CallReader(SCHEMAS, False, form, is_parallel=False)
     seen = "".join(reader.push(text[start : start + size])[0] for start in range(0, len(text), size))
     assert seen + reader.push("", ended=True)[0] == shown
     assert called({"tool_calls": reader.calls}) == [("clock", {"zone": "UTC"})]
@@ -162,7 +192,7 @@ def test_the_wish_for_single_calls_reaches_the_reader(ask):
     ],
 )
 def test_a_demanded_call_that_is_cut_off_is_told_as_far_as_it_goes(text, name, arguments):
-    reader = CallReader(["clock", "weather"], True)
+    reader = CallReader(SCHEMAS, True)
     shown, calls = reader.push(text, ended=True)
     if name is None:
         assert (shown, calls, reader.is_cut) == (text, [], False)
@@ -211,7 +241,7 @@ HARD = r"""{"a": "{[}\"\\", "b\u00e9": [{"c": {}}, "]", 1.50], "d": "\\\""}"""
 @pytest.mark.parametrize("arguments", [HARD, "{}", "[1, [2]]", '"}"', "null", '{"a": "\u00fc \U0001f6b2"}'])
 def test_arguments_of_a_demanded_call_are_told_as_they_are_written(arguments, size):
     text = f'{{"name": "clock", "arguments": {arguments}}}'
-    reader = CallReader(["clock"], True)
+    reader = CallReader(SCHEMAS, True)
     told = [reader.push(text[start : start + size]) for start in range(0, len(text), size)]
     told.append(reader.push("", ended=True))
     [head, *more] = [call for _, calls in told for call in calls]
@@ -266,7 +296,7 @@ def test_log_probabilities_of_a_demanded_call_come_once(ask):
 
 
 def test_a_list_of_calls_between_tags():
-    reader = CallReader(["clock"], False)
+    reader = CallReader(SCHEMAS, False)
     inside = '[{"name": "clock", "arguments": {}}, {"name": "clock", "arguments": "{}"}]'
     assert reader.push(f"<tool_call>{inside}</tool_call>", ended=True)[0] == ""
     assert [call["function"]["arguments"] for call in reader.calls] == ["{}", "{}"]

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.fields import Fields
+from paceline.models.text.call_formats import HERMES, CallFormat, call_format
 from paceline.models.text.chat_template import ChatTemplate
 from paceline.models.text.gguf_vocabulary import SENTENCEPIECE, backend_from_gguf, begins_with_space
 from paceline.models.text.messages import thoughts_apart
@@ -130,10 +131,17 @@ class Tokenizer:
         """Whether the chat template has a place for the definitions of tools."""
         return "tools" in (self._tool_source or "")
 
-    @property
-    def tags_calls(self) -> bool:
-        """Whether the model writes tool calls between ``<tool_call>`` tags rather than as bare JSON."""
-        return not self.reads_tools or "<tool_call>" in (self._tool_source or "") or self.speaks_harmony
+    @cached_property
+    def call_format(self) -> CallFormat:
+        """How the model writes calls of tools."""
+        if not self.reads_tools or self.speaks_harmony:
+            return HERMES
+        return call_format(self._tool_source or "", lambda name: self.token_id(name) is not None)
+
+    @cached_property
+    def hidden_token_ids(self) -> frozenset[int]:
+        """Ids of control tokens that texts leave out: all but the tags of calls."""
+        return self._special - {self.token_id(tag) for tag in self.call_format.tags}
 
     @property
     def thinks(self) -> bool:
@@ -155,7 +163,8 @@ class Tokenizer:
             InvalidParameter: the template does not compile.
         """
         other = copy(self)
-        other.__dict__.pop("speaks_harmony", None)  # depends on the template
+        for name in ("speaks_harmony", "call_format", "hidden_token_ids"):  # depend on the template
+            other.__dict__.pop(name, None)
         other._template_source = other._tool_source = source
         other._templates = {source: ChatTemplate(source, self._template_variables)}
         return other
@@ -228,10 +237,12 @@ class Tokenizer:
     def decode(self, token_ids: Iterable[int], skip_special: bool = True, continuation: bool = False) -> str:
         """The text of `token_ids`; bytes that are not UTF-8 become U+FFFD.
 
+        Control tokens are skipped, but for the tags that the model puts around calls of tools.
+
         A `continuation` follows other text and keeps its leading space. Otherwise the space that encoding adds at the
         beginning of a text is removed.
         """
-        skipped = self._special if skip_special else frozenset()
+        skipped = self.hidden_token_ids if skip_special else frozenset()
         data = b"".join(self.token_bytes(i) for i in token_ids if i not in skipped)
         text = data.decode("utf-8", "replace")
         return text[1:] if self.strips_space and not continuation and text.startswith(" ") else text
@@ -321,7 +332,7 @@ class StreamDecoder:
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_token_ids if skip_special else frozenset()
+        self._skipped = tokenizer.hidden_token_ids if skip_special else frozenset()
         self._incomplete = b""
 
     def push(self, token_id: int) -> str:

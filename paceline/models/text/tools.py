@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.errors import InvalidParameter
+from paceline.models.text.call_formats import HERMES
 
-CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 _MOST_TOOLS = 128
 _EXPLAINED = """You may call these functions:
 {tools}
@@ -34,7 +34,7 @@ def checked_tools(tools: Any) -> list[dict[str, Any]]:
 def explained(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """`messages` with `tools` told in words, in the system message."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    told = _EXPLAINED.format(tools=listed, open=CALL_OPEN, close=CALL_CLOSE)
+    told = _EXPLAINED.format(tools=listed, open=HERMES.opening, close=HERMES.closing)
     if messages and messages[0].get("role") == "system":
         first = {**messages[0], "content": f"{messages[0]['content']}\n\n{told}"}
         return [first, *messages[1:]]
@@ -67,7 +67,7 @@ def _written(where: str, call: Any) -> str:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidParameter(where, "is no call of a function", f"give {_SHAPE}")
     plain = {"name": function["name"], "arguments": function.get("arguments") or {}}
-    return f"{CALL_OPEN}{json.dumps(plain, ensure_ascii=False)}{CALL_CLOSE}"
+    return f"{HERMES.opening}{json.dumps(plain, ensure_ascii=False)}{HERMES.closing}"
 
 
 def _checked(number: int, tool: Any) -> dict[str, Any]:

@@ -1,0 +1,109 @@
+"""Formats of calls: told by templates, and read with the types that schemas give."""
+
+import pytest
+
+from paceline.models.text.call_formats import CALL_FORMATS, HERMES, call_format
+
+SCHEMAS = {
+    "f": {
+        "properties": {
+            "text": {"type": "string"}, "count": {"type": "integer"}, "share": {"type": "number"},
+            "asked": {"type": "boolean"}, "each": {"type": "array"}, "in": {"type": "object"},
+            "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]}, "kind": {"enum": ["7", "8"]},
+            "either": {"type": ["string", "null"]}, "unsaid": {},
+        }
+    }
+}  # fmt: skip
+BARE = {
+    "text": "5", "count": "5", "share": "0.5", "asked": "true", "each": "[1, 2]", "in": '{"a": null}', "maybe": "null",
+    "kind": "7", "either": "null", "unsaid": "5",
+}  # fmt: skip
+TYPED = {
+    "text": "5", "count": 5, "share": 0.5, "asked": True, "each": [1, 2], "in": {"a": None}, "maybe": None, "kind": "7",
+    "either": None, "unsaid": "5",
+}  # fmt: skip
+
+
+def read(name, text):
+    return CALL_FORMATS[name].read(text, SCHEMAS)
+
+
+def elements(told):
+    return "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in told.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3_xml", f"\n<function=f>\n{elements(BARE)}</function>\n"),
+        ("glm45", "f\n" + "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in BARE.items())),
+        ("minimax_m2", '<invoke name="f">' + "".join(
+            f'<parameter name="{k}">{v}</parameter>\n' for k, v in BARE.items()) + "</invoke>"),
+    ],
+)  # fmt: skip
+def test_bare_texts_become_what_the_schema_says(name, text):
+    assert read(name, text) == [("f", TYPED)]
+
+
+def test_texts_keep_their_lines_and_may_hold_tags():
+    code = "if a < b:\n\n    print('</parameter></arg_value>')\n"
+    assert read("qwen3_xml", f"<function=f>{elements({'text': code})}</function>") == [("f", {"text": code})]
+    assert read("glm45", f"f<arg_key>text</arg_key><arg_value>{code}</arg_value>") == [("f", {"text": code})]
+
+
+def test_values_that_the_schema_does_not_take_stay_texts():
+    told = {"count": "five", "asked": "True", "each": "[1,", "in": "{'a': [1, None]}"}
+    assert read("qwen3_xml", f"<function=f>{elements(told)}</function>") == [
+        ("f", {"count": "five", "asked": True, "each": "[1,", "in": {"a": [1, None]}})  # Seed-OSS writes Python's
+    ]
+    assert read("qwen3_xml", "<function=other><parameter=x>5</parameter></function>") == [("other", {"x": "5"})]
+
+
+def test_several_calls_between_one_pair_of_tags():
+    both = [("f", {"count": 1}), ("f", {})]
+    assert read("qwen3_xml", f"<function=f>{elements({'count': '1'})}</function>\n<function=f>\n</function>") == both
+    assert read("hermes", '[{"name": "f", "arguments": {"count": 1}}, {"name": "f"}]') == both
+    assert read("mistral", 'f[ARGS]{"count": 1}[TOOL_CALLS]f[CALL_ID]abc[ARGS]{}') == both
+    assert read("mistral", ' [{"name": "f", "arguments": {"count": 1}, "id": "a"}, {"name": "f"}]') == both
+    assert read("lfm2", "[f(count=1), f()]") == both
+    begin, sep, end = (CALL_FORMATS["deepseek_v3"].inner[i] for i in (0, 1, 2))
+    assert read("deepseek_v3", f'{begin}f{sep}{{"count": 1}}{end}\n{begin}f{sep}{{}}{end}') == both
+    fenced = [f"{begin}function{sep}f\n```json\n{inside}\n```{end}" for inside in ('{"count": 1}', "{}")]
+    assert read("deepseek_v3", "\n".join(fenced)) == both
+
+
+def test_arguments_in_python_and_gemmas_form():
+    told = {"text": "a\"b'c", "each": [1, -2.5, None], "unsaid": {"deep": {"x": [True]}}, "asked": False}
+    assert read("lfm2", f"[f({', '.join(f'{key}={value!r}' for key, value in told.items())})]") == [("f", told)]
+    assert read("lfm2", '{"name": "f", "arguments": {"a": 1}}') == [("f", {"a": 1})]
+    gemma = 'call:f{text:<|"|>a: "b", {c}<|"|>,count:5,each:[<|"|>x<|"|>,{k:1}],asked:true,maybe:null}'
+    assert read("gemma4", gemma) == [
+        ("f", {"text": 'a: "b", {c}', "count": 5, "each": ["x", {"k": 1}], "asked": True, "maybe": None})
+    ]
+    assert read("gemma4", "call:f{}") == [("f", {})]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", "[1]"), ("hermes", '{"name": 5}'), ("hermes", "[" * 100_000), ("mistral", "f[ARGS]5"),
+        ("glm45", "not a name<arg_key>"), ("lfm2", "[f(__import__('os'))"), ("lfm2", "[f(x=open('y'))]"),
+        ("lfm2", "f(" * 5000), ("lfm2", "[" + "f()," * 50_000 + "]"), ("gemma4", "call:f{x:"), ("gemma4", "call:f"),
+        ("qwen3_xml", "<function=f><parameter=x>"), ("deepseek_v3", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>x"),
+    ],
+)  # fmt: skip
+def test_what_is_no_call_gives_none(name, text):
+    assert read(name, text) == []
+
+
+def test_templates_tell_their_format_by_tags():
+    def found(template, *tokens):
+        return call_format(template, tokens.__contains__).name
+
+    for each in CALL_FORMATS.values():
+        if each.marks:
+            assert found(" ".join(each.marks)) == each.name
+    assert found("{{ tools }} <tool_call> <function=name>") == "qwen3_xml"
+    assert found("{{ tools }}", "<|tool_call_start|>") == "lfm2"
+    assert found("{{ tools }}") == "llama3_json"
+    assert HERMES.tags == ("<tool_call>", "</tool_call>")
