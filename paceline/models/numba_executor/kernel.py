@@ -30,6 +30,12 @@ def kernel(function: Callable | None = None, *, forceinline: bool = False) -> An
     return njit(**OPTIONS, forceinline=forceinline)(function)
 
 
+def inner(function: Callable) -> Any:
+    """As `kernel`, but it may allocate arrays and return them, and raises errors as Python does."""
+    options: dict[str, Any] = {"nogil": True, "no_cfunc_wrapper": True} | _INNER
+    return njit(**options)(function)
+
+
 def entry(function: Callable) -> Any:
     """Compile a function that Python calls: a whole pass."""
     return njit(**_ENTRY_OPTIONS)(function)

@@ -85,7 +85,7 @@ class TokenGroup:
             self._entries,
             self._n,
             self.clock,
-            now,
+            float(now),  # for an int, all would be compiled once more
             self.scale,
             self._tables,
             self._chunks,
@@ -207,8 +207,15 @@ def warm_up() -> None:
 
 
 @cache
+def _kept() -> dict[str, Callable[..., Any]]:
+    """What groups call of `kernel.py`, with its machine code kept on disk.
+
+    All before one is compiled: those that it calls are compiled with it, and were not kept.
+    """
+    sources = [Path(str(module.__file__)) for module in (kernel, passes, rounds, lanes)]
+    return {one.__name__: keep_on_disk(one, sources) for one in (kernel.enter, kernel.advance, kernel.consider)}
+
+
 def compiled(name: str) -> Callable[..., Any]:
     """A function of `kernel.py` with its machine code kept on disk."""
-    return keep_on_disk(
-        getattr(kernel, name), [Path(str(module.__file__)) for module in (kernel, passes, rounds, lanes)]
-    )
+    return _kept()[name]

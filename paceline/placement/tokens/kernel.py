@@ -8,6 +8,7 @@ A group without stages does rounds (`rounds.py`), a pipeline has passes in fligh
 import numpy as np
 from numba import njit
 
+from paceline.models.numba_executor.kernel import inner
 from paceline.placement.tokens.lanes import advance_lanes, enter
 from paceline.placement.tokens.passes import (
     BY,
@@ -21,6 +22,7 @@ from paceline.placement.tokens.passes import (
     PACE,
     PROMPT,
     TOTAL,
+    copy_row,
 )
 from paceline.placement.tokens.rounds import advance_rounds
 
@@ -48,14 +50,14 @@ def advance(entries, n, clock, until, scale, tables, chunks, state, done, log):
     return advance_rounds(entries, n, clock, until, scale, tables, chunks, done, log)
 
 
-@njit(nogil=True)
+@inner
 def foresee(entries, n, clock, scale, tables, chunks, state, copies, done):
     """What becomes of all entries if nobody joins: fills `done`, in any order, each with its first token and its end.
 
     Answers are taken to be as long as expected, and a token longer than what is there. Returns how many are late.
     """
     for i in range(n):
-        copies[i] = entries[i]
+        copy_row(copies, i, entries, i)
         copies[i, ENDED] = 0.0
         per_pass = tables[4][int(entries[i, MODEL]), 4]
         copies[i, TOTAL] = max(entries[i, EXPECTED], entries[i, MADE] + per_pass)
@@ -66,7 +68,7 @@ def foresee(entries, n, clock, scale, tables, chunks, state, copies, done):
     return late
 
 
-@njit(nogil=True)
+@inner
 def is_late(entry):
     """Whether an entry that has ended missed one of its deadlines."""
     pace = entry[PACE] * max(entry[MADE] - 1.0, 1.0)

@@ -13,6 +13,7 @@ a whole cycle of them repeats the last one a little later; then as many cycles a
 import numpy as np
 from numba import njit
 
+from paceline.models.numba_executor.kernel import inner
 from paceline.placement.tokens.passes import (
     ENDED,
     GATHER,
@@ -23,6 +24,7 @@ from paceline.placement.tokens.passes import (
     RUNS,
     TOTAL,
     admit,
+    copy_row,
     go_on,
     pass_seconds,
     purge,
@@ -34,7 +36,7 @@ pass leaves, and the seconds of all passes over the number of devices. In each, 
 over; its passes so far; and when it has gathered requests for the first one (`GATHER`)."""
 
 
-@njit(nogil=True)
+@inner
 def num_lanes(state):
     """Lanes of each model that a state has columns for."""
     return (state.shape[1] - READY) // 3
@@ -51,7 +53,8 @@ def enter(entries, n, state, limits, entry, now):
                 count, left = count + 1, left + (entries[i, ENDED] == 0)
         if count < fewest:
             best, fewest, unfinished = lane, count, left
-    entries[n] = entry
+    for column in range(len(entry)):  # not a slice, see `copy_row`
+        entries[n, column] = entry[column]
     entries[n, LANE] = best
     if unfinished == 0:
         gathered = READY + 2 * num_lanes(state) + best
@@ -59,7 +62,7 @@ def enter(entries, n, state, limits, entry, now):
         state[m, READY + best] = max(state[m, READY + best], now)
 
 
-@njit(nogil=True)
+@inner
 def advance_lanes(entries, n, until, scale, tables, chunks, state, done, log):
     """Do all passes that begin before `until`; arguments and result as `kernel.advance`."""
     limits, width = tables[4], num_lanes(state)
@@ -71,10 +74,10 @@ def advance_lanes(entries, n, until, scale, tables, chunks, state, done, log):
             return left, state[:, READY : READY + width].max(), num_done
         if first == m * width + lane:
             _skip(entries, n, until, state, before, limits, log)
-            before[:] = state
+            _copy(before, state)
         elif first < 0:
             first = m * width + lane
-            before[:] = state
+            _copy(before, state)
         share = limits[m, 7]
         changes = admit(entries, n, m, lane, np.ceil(limits[m, 1] / share), limits[m, 3] / share)
         decoding, reading, _ = pass_seconds(entries, n, tables, chunks, m, lane)
@@ -85,7 +88,14 @@ def advance_lanes(entries, n, until, scale, tables, chunks, state, done, log):
             first = -1
 
 
-@njit(nogil=True)
+@inner
+def _copy(before, state):
+    """`before[:] = state`, see `copy_row`."""
+    for m in range(len(state)):
+        copy_row(before, m, state, m)
+
+
+@inner
 def _next(entries, n, state):
     """Model and lane whose next pass begins first; -1 where nothing is left to do."""
     best, at, when = -1, 0, np.inf
@@ -99,13 +109,13 @@ def _next(entries, n, state):
     return best, at
 
 
-@njit(nogil=True)
+@inner
 def _begins(state, m, lane):
     """When a lane's next pass has its requests together."""
     return max(state[m, READY + lane], state[m, READY + 2 * num_lanes(state) + lane])
 
 
-@njit(nogil=True)
+@inner
 def _pass(state, m, lane, decoding, reading, limits):
     """Send a pass through the pipeline: when its lane is ready again, and what it leaves for the next."""
     seconds, hold, devices = decoding + reading, decoding / limits[m, 8] + reading / limits[m, 9], limits[:, 7].max()
@@ -117,7 +127,7 @@ def _pass(state, m, lane, decoding, reading, limits):
     state[m, READY + num_lanes(state) + lane] += 1.0
 
 
-@njit(nogil=True)
+@inner
 def _skip(entries, n, until, state, before, limits, log):
     """Where everything is as it was in `before`, only later: take as many such cycles as nothing changes in."""
     width = num_lanes(state)
@@ -159,7 +169,7 @@ def _skip(entries, n, until, state, before, limits, log):
                 _write(log, state, m, lane)
 
 
-@njit(nogil=True)
+@inner
 def _write(log, state, m, lane):
     """Note a lane's passes so far, and when the last was over."""
     if len(log) > 0:

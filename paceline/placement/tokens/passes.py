@@ -5,7 +5,8 @@ Not for the order of passes (`rounds.py`, `lanes.py`).
 """
 
 import numpy as np
-from numba import njit
+
+from paceline.models.numba_executor.kernel import inner
 
 MODEL, PROMPT, READ, MADE, TOTAL, EXPECTED, RUNS, FIRST, ENDED, BY, FIRST_BY, PACE, NUMBER, LANE = range(14)
 """Columns: model of the group; tokens of the prompt, and of it those read; tokens made, those that there will be, and
@@ -18,7 +19,7 @@ GATHER = 0.005
 later for that: they have waited while it began."""
 
 
-@njit(nogil=True)
+@inner
 def lookup(rows, contexts, table, num_rows, context):
     """Seconds at (rows, context), on straight lines; constant below the table, on its last line beyond it."""
     c, c_share = _place(contexts, context)
@@ -34,7 +35,7 @@ def lookup(rows, contexts, table, num_rows, context):
     return low + c_share * max(high - low, 0.0)
 
 
-@njit(nogil=True)
+@inner
 def _place(grid, value):
     """Left neighbour in a rising grid that ends in infinities, and the share of the way to the next point."""
     last = len(grid) - 1
@@ -48,7 +49,7 @@ def _place(grid, value):
     return left, (value - grid[left]) / (grid[left + 1] - grid[left])
 
 
-@njit(nogil=True)
+@inner
 def pass_seconds(entries, n, tables, chunks, m, lane):
     """Seconds of a lane's pass for decodes and for prompts, 0 without; after how many passes one of its requests ends.
 
@@ -93,7 +94,7 @@ def pass_seconds(entries, n, tables, chunks, m, lane):
     return decoding, max(reading, NEARLY), most
 
 
-@njit(nogil=True)
+@inner
 def admit(entries, n, m, lane, seats, room):
     """Give seats to those of a lane that wait, oldest first, while there are seats and room for keys and values.
 
@@ -116,7 +117,7 @@ def admit(entries, n, m, lane, seats, room):
     return admitted
 
 
-@njit(nogil=True)
+@inner
 def go_on(entries, n, m, lane, chunks, limits, passes, clock):
     """What `passes` passes that end at `clock` give the entries of a lane; how many have had a first token or ended."""
     events = 0
@@ -136,17 +137,24 @@ def go_on(entries, n, m, lane, chunks, limits, passes, clock):
     return events
 
 
-@njit(nogil=True)
+@inner
 def purge(entries, n, until, done, num_done):
     """Take out those that have ended by `until`; they are copied to `done` while it has room. Returns both numbers."""
     kept = 0
     for i in range(n):
         if 0 < entries[i, ENDED] <= until:
             if num_done < len(done):
-                done[num_done] = entries[i]
+                copy_row(done, num_done, entries, i)
                 num_done += 1
         else:
             if kept < i:
-                entries[kept] = entries[i]
+                copy_row(entries, kept, entries, i)
             kept += 1
     return kept, num_done
+
+
+@inner
+def copy_row(target, to, source, row):
+    """`target[to] = source[row]`, a number at a time: Numba compiles a message about shapes with an assigned slice."""
+    for column in range(source.shape[1]):
+        target[to, column] = source[row, column]

@@ -7,15 +7,16 @@ from event to event. Not for pipelines (`lanes.py`).
 """
 
 import numpy as np
-from numba import njit
 
+from paceline.models.numba_executor.kernel import inner
 from paceline.placement.tokens.passes import GATHER, RUNS, admit, go_on, pass_seconds, purge
 
 
-@njit(nogil=True)
+@inner
 def advance_rounds(entries, n, clock, until, scale, tables, chunks, done, log):
     """Do all rounds that start before `until`; arguments and result as `kernel.advance`."""
     num_done, limits = 0, tables[4]
+    lane = np.int64(0)  # as lanes are numbered: for a constant, all would be compiled once more
     while True:
         if clock <= until:
             n, num_done = purge(entries, n, until, done, num_done)
@@ -23,10 +24,10 @@ def advance_rounds(entries, n, clock, until, scale, tables, chunks, done, log):
         if n == 0 or clock + gathers >= until:
             return n, clock, num_done
         for m in range(len(limits)):
-            admit(entries, n, m, 0, limits[m, 1], limits[m, 3])
+            admit(entries, n, m, lane, limits[m, 1], limits[m, 3])
         seconds, reads, most = 0.0, False, np.inf
         for m in range(len(limits)):
-            decoding, reading, ends = pass_seconds(entries, n, tables, chunks, m, 0)
+            decoding, reading, ends = pass_seconds(entries, n, tables, chunks, m, lane)
             seconds, reads, most = seconds + decoding + reading, reads or reading > 0.0, min(most, ends)
         seconds, rounds = scale * seconds, 1.0
         if not reads:
@@ -40,4 +41,4 @@ def advance_rounds(entries, n, clock, until, scale, tables, chunks, done, log):
             log[at, 0], log[at, 1] = clock, log[0, 1]
             log[0, 0] += 1.0
         for m in range(len(limits)):
-            go_on(entries, n, m, 0, chunks, limits, rounds, clock)
+            go_on(entries, n, m, lane, chunks, limits, rounds, clock)
