@@ -73,17 +73,20 @@ def forward_of(dtype: str, kept: str):
     """The pass of a model of that dtype with keys and values kept so, and its signature; nothing is run."""
     from numba import typeof
 
+    from paceline.models.numba_executor import executor
     from paceline.models.numba_executor.ahead import _Blank, _in_memory
-    from paceline.models.numba_executor.executor import NumbaModel
     from paceline.models.numba_executor.forward import forward
     from paceline.models.numba_executor.team import Team, new_slot
+    from paceline.models.rows import Part, build_rows
 
     taken = []
     with (
         mock.patch.object(Team, "run", lambda self, kernel, *args: taken.append(args)),
         mock.patch.object(product, "addresses", lambda form: (0, 0)),
+        mock.patch.object(executor, "machine_code", lambda *_: None),
     ):
-        NumbaModel(_Blank(), dtype, 1, kv_cache_dtype=kept, load=_in_memory).warm_up()
+        model = executor.NumbaModel(_Blank(), dtype, 1, kv_cache_dtype=kept, load=_in_memory)
+        model.forward(build_rows([Part([0], 0, [0])]), model.new_cache(1))
     return forward.py_func, (typeof(new_slot()), typeof(taken[0]))
 
 
