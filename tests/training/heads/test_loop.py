@@ -119,7 +119,7 @@ def test_a_run_by_time_ends_in_time_whatever_becomes_of_the_machine(tmp_path, mo
         now[0] += 1.0 if progress.step <= 100 else later
 
     settings = LoopSettings(seconds=400.0, rows=16, evaluate_every=20.0, patience=1000)
-    done = Trainer(RECIPES["medusa"](target, IDS, 3), store, settings, tmp_path / "run", tick).run()
+    done = Trainer(RECIPES["medusa"](target, IDS, 1), store, settings, tmp_path / "run", tick).run()
     assert now[0] == pytest.approx(400, abs=8) and done.step == done.num_steps == pytest.approx(planned, rel=0.03)
     assert max(rates) > 0.8 * settings.rate and rates[-1] < 0.05 * settings.rate
 
