@@ -10,6 +10,7 @@ from paceline.models.architecture.experts import Experts
 from paceline.models.architecture.latent import LatentAttention
 from paceline.models.architecture.layer_sizes import LayerSizes
 from paceline.models.architecture.tensor_names import tensor_shapes
+from paceline.models.text.call_formats import HERMES
 from paceline.sampling import TokenTree
 from paceline.speculation import DrafterTraits, RequestOutcome
 
@@ -101,7 +102,8 @@ class ByteTokenizer:
     bos_token_id = None
     vocab_size = 131
     longest_token = 8
-    has_chat_template = thinks = speaks_harmony = False
+    has_chat_template = speaks_harmony = False
+    thought_tags, call_format = None, HERMES
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode("ascii"))

@@ -213,7 +213,9 @@ class Answer:
         if chunk.thinking == "none" or not self._wish.is_chat:
             return "", chunk.text
         if number not in self._thinkers:
-            self._thinkers[number] = ThoughtReader(chunk.thinking == "open", chunk.thinking == "several")
+            self._thinkers[number] = ThoughtReader(
+                chunk.thinking == "open", chunk.thinking == "several", chunk.thought_tags
+            )
         told = self._thinkers[number].push(chunk.text, ended=chunk.finish_reason is not None)
         self._num_thought += chunk.num_tokens if self._thinkers[number].is_thinking else 0
         return told

@@ -12,11 +12,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paceline.errors import InvalidParameter
 from paceline.models.text.harmony import places_of_answer
+from paceline.models.text.thought_tags import THOUGHT_TAGS
 from paceline.serving.fields import wrong_field
 from paceline.serving.protocol import ChatRequest
-from paceline.serving.thoughts import THOUGHT_END
 
 Body = dict[str, Any]
+_LONGEST_TAG = max(len(tags.closing) for tags in THOUGHT_TAGS)
 _PLACE = re.compile(r"[.\[]")
 """What the place inside a field begins with."""
 SAME = (
@@ -186,8 +187,8 @@ def of_text(scores: Sequence[Body], has_thought: bool, begun: bool = False) -> S
         return [scores[place] for place in places]
     text = ""
     for number, each in enumerate(scores if has_thought else (), 1):
-        text = text[-len(THOUGHT_END) :] + each["token"]
-        if THOUGHT_END in text:
+        text = text[-_LONGEST_TAG:] + each["token"]
+        if any(tags.closing in text for tags in THOUGHT_TAGS):
             return scores[number:]
     return scores
 

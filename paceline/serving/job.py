@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from paceline.engine.prompts import Gap
 from paceline.limits import NO_LIMIT
+from paceline.models.text.thought_tags import THINK
 from paceline.types import RequestStats, SamplingParams, TokenProvenance
 
 _EXPECTED = 128
@@ -140,6 +141,7 @@ class Chunk:
         num_tokens: tokens in this chunk.
         thinking: ``none`` for a model without reasoning output; else whether the reasoning is opened by the prompt
             (``open``) or by a tag in the output: the first one (``tagged``) or any (``several``).
+        thought_tags: the texts before and after reasoning.
         call_format: how the model writes calls of tools, a name of `CALL_FORMATS`.
         index: of the sample.
         goes_on: other samples of the request are unfinished, though this one has ended.
@@ -158,6 +160,7 @@ class Chunk:
     step: Step | None = None
     num_tokens: int = 0
     thinking: Thinking = "none"
+    thought_tags: tuple[str, str] = THINK[:2]
     call_format: str = "hermes"
 
     @property

@@ -15,12 +15,12 @@ from paceline.engine.step import StepOutput, VerifiedDraft
 from paceline.engine.turns import Turns
 from paceline.engine.warm_up import warm_up
 from paceline.errors import EngineDead, InvalidParameter
+from paceline.models.text.thought_tags import THINK
 from paceline.models.text.tokenizer import Tokenizer
 from paceline.placement.tokens import TokenProfile
 from paceline.serving.job import Chunk, Job, Piece, Step, Summary, Thinking
 from paceline.serving.merging import merged
 from paceline.serving.model_spec import ModelSpec
-from paceline.serving.thoughts import THOUGHT, THOUGHT_END
 from paceline.types import (
     CompletionOutput,
     NamedProgress,
@@ -69,6 +69,7 @@ class Worker:
         prompt = await self._token_ids(job)
         params = llm.params_for(_asked(job), job.params)
         known = {"num_prompt_tokens": len(prompt), "thinking": _thinking(job, prompt, llm.tokenizer),
+                 "thought_tags": (llm.tokenizer.thought_tags or THINK)[:2],
                  "call_format": llm.tokenizer.call_format.name}  # fmt: skip
         how: dict[str, Any] = {"priority": job.priority, "timeout": job.timeout, "cache_salt": job.cache_salt}
         how["joined"] = not job.trace
@@ -165,12 +166,13 @@ def _asked(job: Job) -> Prompt:
 
 def _thinking(job: Job, prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking:
     """How an answer thinks aloud, by the model's chat template; a grammar leaves no room for thoughts."""
-    if not job.messages or not tokenizer.thinks or job.params.structured_outputs is not None:
+    tags = tokenizer.thought_tags
+    if not job.messages or tags is None or job.params.structured_outputs is not None:
         return "none"
     if tokenizer.speaks_harmony:
         return "several"
     end = tokenizer.decode(prompt[-_OPENING:], skip_special=False)
-    return "open" if end.rfind(THOUGHT) > end.rfind(THOUGHT_END) else "tagged"
+    return "open" if end.rfind(tags.opening) > end.rfind(tags.closing) else "tagged"
 
 
 async def _evenly(outputs: AsyncIterator[StepOutput], size: int) -> AsyncIterator[StepOutput]:

@@ -3,6 +3,10 @@
 import pytest
 
 from paceline.models.text.call_formats import CALL_FORMATS, HERMES, call_format
+from paceline.models.text.tokenizer import StreamDecoder
+
+from .test_infill import with_tokens
+from .vocabularies import CONTROL, byte_level_gguf
 
 SCHEMAS = {
     "f": {
@@ -107,3 +111,19 @@ def test_templates_tell_their_format_by_tags():
     assert found("{{ tools }}", "<|tool_call_start|>") == "lfm2"
     assert found("{{ tools }}") == "llama3_json"
     assert HERMES.tags == ("<tool_call>", "</tool_call>")
+
+
+def test_control_tokens_that_are_tags_stay_in_the_text():
+    template = "{{ tools }} [TOOL_CALLS] [ARGS] [THINK] [/THINK]"
+    names = ("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "[INST]")
+    plain, told = (
+        with_tokens(byte_level_gguf(extra={"tokenizer.chat_template": source}), *names, kind=CONTROL)
+        for source in ("{{ messages }}", template)
+    )
+    text = 'the [INST][THINK]cat[/THINK] [TOOL_CALLS]f[ARGS]{"a": 1}'
+    ids = told.encode(text, add_special_tokens=False)
+    assert told.decode(ids) == text.replace("[INST]", "")
+    assert plain.decode(ids) == 'the cat f{"a": 1}'
+    stream = StreamDecoder(told)
+    assert "".join(map(stream.push, ids)) + stream.flush() == told.decode(ids)
+    assert told.with_chat_template("{{ messages }}").decode(ids) == plain.decode(ids)

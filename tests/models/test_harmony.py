@@ -5,6 +5,7 @@ import pytest
 from paceline.engine.text import TextStream
 from paceline.models.text.call_formats import HERMES
 from paceline.models.text.harmony import decoder_of
+from paceline.models.text.thought_tags import THINK
 from paceline.models.text.tokenizer import StreamDecoder, Tokenizer
 from paceline.serving.dialects import _Parts, of_text
 from paceline.serving.protocol import ChatRequest
@@ -63,9 +64,9 @@ def test_channels_become_tags(text, expected):
 
 
 def test_only_with_its_tokens_and_its_template():
-    assert tokenizer().speaks_harmony and tokenizer().thinks and tokenizer().call_format is HERMES
+    assert tokenizer().speaks_harmony and tokenizer().thought_tags is THINK and tokenizer().call_format is HERMES
     for other in (tokenizer(template="{{ 'x' }}"), tokenizer(names=NAMES[:3])):
-        assert not other.speaks_harmony and not other.thinks
+        assert not other.speaks_harmony and other.thought_tags is None
     plain, ids = StreamDecoder(tokenizer()), tokenizer().encode(THOUGHT)
     assert "".join(map(plain.push, ids)) == "analysisIs it so?"
 

@@ -14,7 +14,6 @@ from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.resolve import ModelSource
-from paceline.models.text.call_formats import HERMES
 from paceline.serving.app import build_app
 from paceline.serving.local import LocalBackend
 from paceline.serving.model_spec import ModelSpec
@@ -28,8 +27,6 @@ class ChatTokenizer(ByteTokenizer):
     """A byte tokenizer with a chat template: one line per message."""
 
     has_chat_template = reads_tools = True
-    call_format = HERMES
-    thinks = False
 
     def token_id(self, name):
         return None

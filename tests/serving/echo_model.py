@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 from paceline.errors import InvalidParameter
+from paceline.models.text.call_formats import HERMES
 
 
 class EchoModel:
@@ -15,7 +16,7 @@ class EchoModel:
         self._name, self._num_threads = name, num_threads
         self._aborted: set[str] = set()
 
-    tokenizer = SimpleNamespace(thinks=False)
+    tokenizer = SimpleNamespace(thought_tags=None, call_format=HERMES)
 
     def describe(self):
         return {"max_model_len": 512}

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.models.loaded import LoadedModel
+from paceline.models.text.thought_tags import THINK, THOUGHT_TAGS, thought_tags
 from paceline.serving.protocol import ChatRequest
 from paceline.serving.thoughts import ThoughtReader
 from paceline.serving.worker import _thinking as thinking_of
@@ -41,6 +42,22 @@ def test_however_the_text_is_cut(text, is_open, thoughts, answer, size):
     assert told == [thoughts, answer]
 
 
+@pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.parametrize("tags", THOUGHT_TAGS, ids=lambda tags: tags.closing)
+def test_every_model_has_tags_of_its_own(tags, size):
+    text, reader, told = (
+        f"{tags.opening}\nHm, <t>?\n{tags.closing}\n\nYes.",
+        ThoughtReader(False, tags=tags[:2]),
+        ["", ""],
+    )
+    for start in range(0, len(text), size):
+        for part, more in enumerate(reader.push(text[start : start + size], ended=start + size >= len(text))):
+            told[part] += more
+    assert told == ["Hm, <t>?", "Yes."]
+    assert thought_tags("{{ messages }} " + tags.opening + tags.closing) is tags
+    assert thought_tags("{{ messages }}") is None
+
+
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
 @pytest.mark.parametrize(
     ("text", "thoughts", "answer"),
@@ -70,7 +87,7 @@ def test_only_gpt_oss_thinks_between_parts(monkeypatch):
 class ThinkingTokenizer(ChatTokenizer):
     """Its template opens a thought; the tiny model never closes it."""
 
-    thinks = True
+    thought_tags = THINK
 
     def apply_chat_template(self, messages, add_generation_prompt=True, variables=None):
         opening = "" if (variables or {}).get("enable_thinking") is False else "<think>\n"

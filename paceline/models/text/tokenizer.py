@@ -21,6 +21,7 @@ from paceline.models.text.call_formats import HERMES, CallFormat, call_format
 from paceline.models.text.chat_template import ChatTemplate
 from paceline.models.text.gguf_vocabulary import SENTENCEPIECE, backend_from_gguf, begins_with_space
 from paceline.models.text.messages import thoughts_apart
+from paceline.models.text.thought_tags import THINK, ThoughtTags, thought_tags
 
 Scheme = Literal["byte_level", "sentencepiece"]
 """How a token's name spells its bytes: GPT-2's letters for bytes, or text with ``▁`` for a space and ``<0x0A>``."""
@@ -140,13 +141,14 @@ class Tokenizer:
 
     @cached_property
     def hidden_token_ids(self) -> frozenset[int]:
-        """Ids of control tokens that texts leave out: all but the tags of calls."""
-        return self._special - {self.token_id(tag) for tag in self.call_format.tags}
+        """Ids of control tokens that texts leave out: all but the tags of thoughts and of calls."""
+        tags = (*self.call_format.tags, *(self.thought_tags.tokens if self.thought_tags else ()))
+        return self._special - {self.token_id(tag) for tag in tags}
 
-    @property
-    def thinks(self) -> bool:
-        """Whether the chat template supports reasoning before the answer, ``<think>...</think>``."""
-        return "</think>" in (self._template_source or "") or self.speaks_harmony
+    @cached_property
+    def thought_tags(self) -> ThoughtTags | None:
+        """The tags around the model's reasoning before an answer; None where the chat template has none."""
+        return THINK if self.speaks_harmony else thought_tags(self._template_source or "")
 
     @cached_property
     def speaks_harmony(self) -> bool:
@@ -163,7 +165,7 @@ class Tokenizer:
             InvalidParameter: the template does not compile.
         """
         other = copy(self)
-        for name in ("speaks_harmony", "call_format", "hidden_token_ids"):  # depend on the template
+        for name in ("speaks_harmony", "call_format", "thought_tags", "hidden_token_ids"):  # depend on the template
             other.__dict__.pop(name, None)
         other._template_source = other._tool_source = source
         other._templates = {source: ChatTemplate(source, self._template_variables)}
@@ -237,7 +239,7 @@ class Tokenizer:
     def decode(self, token_ids: Iterable[int], skip_special: bool = True, continuation: bool = False) -> str:
         """The text of `token_ids`; bytes that are not UTF-8 become U+FFFD.
 
-        Control tokens are skipped, but for the tags that the model puts around calls of tools.
+        Control tokens are skipped, but for the tags that the model puts around thoughts and calls of tools.
 
         A `continuation` follows other text and keeps its leading space. Otherwise the space that encoding adds at the
         beginning of a text is removed.
