@@ -86,7 +86,7 @@ class RandomCheckpoint:
 class Numbers:
     """A tokenizer that spells a token as its number."""
 
-    special_token_ids = frozenset()
+    special_token_ids = hidden_token_ids = frozenset()
     speaks_harmony = False
     eos_token_ids = ()
     vocab_size = VOCAB

@@ -160,6 +160,7 @@ class NumberTokenizer:
 
     bos_token_id = None
     special_token_ids: frozenset[int] = frozenset()
+    hidden_token_ids: frozenset[int] = frozenset()
     speaks_harmony = False
 
     def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:

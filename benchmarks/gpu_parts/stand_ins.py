@@ -133,6 +133,7 @@ class NumberTokenizer:
     """Enough of a tokenizer for an engine whose prompts are token ids: token i is the byte i % 128."""
 
     special_token_ids: frozenset[int] = frozenset()
+    hidden_token_ids: frozenset[int] = frozenset()
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id = None
     speaks_harmony = False
