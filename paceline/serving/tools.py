@@ -89,15 +89,25 @@ class CallReader:
         self._schemas, self._form = schemas, form
         self._demanded = DemandedCall() if is_call else None
         self._is_parallel, self.is_cut = is_parallel, False
-        self._held, self._is_text = "", False
+        self._held, self._blank, self._is_text = "", "", False
         self.calls: list[dict[str, Any]] = []
 
     def push(self, text: str, ended: bool = False) -> tuple[str, list[dict[str, Any]]]:
-        """(text that is no call for certain, what there is of calls, as OpenAI streams them); at the end all of it."""
+        """(text that is no call for certain, what there is of calls, as OpenAI streams them); at the end all of it.
+
+        Blank space at the end of a text waits for more of it: before a call and after one it is no content.
+        """
         if self._is_text:
             return text, []
         if self._demanded is not None:
             return self._push_demanded(self._demanded, text, ended)
+        more, calls = self._push(text, ended)
+        told = (self._blank + more).rstrip()
+        self._blank = (self._blank + more)[len(told) :]
+        return told + self._blank if ended and not self.calls else told, calls
+
+    def _push(self, text: str, ended: bool) -> tuple[str, list[dict[str, Any]]]:
+        """`push` with all blank space."""
         self._held += text
         opening, closing = self._form.opening, self._form.closing
         if not opening and self._held.lstrip()[:1] in ("", "{", "["):

@@ -343,6 +343,7 @@ def test_both_spellings_of_rope_settings_mean_the_same():
         (GRANITE4, {"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
         (GRANITE4, {"mamba_proj_bias": True}, "mamba_proj_bias"),
         (GRANITE4, {"mamba_n_groups": 3}, "mamba_n_heads"),
+        (LLAMA, {"model_type": "hunyuan_v1_dense", "use_qk_norm": False}, "use_qk_norm"),
         (NEMOTRON, {}, "hybrid_override_pattern"),
         (NEMOTRON, {"hybrid_override_pattern": "M-X*"}, "hybrid_override_pattern.*X.*one of M"),
         (NEMOTRON, {"hybrid_override_pattern": "M--*"}, "feed-forward number 2 follows neither"),

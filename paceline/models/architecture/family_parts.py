@@ -345,6 +345,7 @@ def nemotron(fields: Fields) -> dict[str, Any]:
 
 def hunyuan(fields: Fields) -> dict[str, Any]:
     """Hunyuan: norms of queries and keys per head, after their rotation."""
+    fields.expect("use_qk_norm", True)
     return {"qk_norm": True, "qk_norm_after_rope": True}
 
 
