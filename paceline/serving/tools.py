@@ -161,18 +161,30 @@ class CallReader:
 
     def _taken(self, inside: str, instead: str | None = None) -> str:
         """Nothing where `inside` is a call, which is noted; else the text to show instead."""
-        found = self._form.read(inside, self._schemas)
-        if not found or not self._schemas.keys() >= {name for name, _ in found}:
+        is_whole = instead is None or self._form.ends_itself
+        found = self._form.read(inside, self._schemas) if is_whole else []
+        told = [(name, _written(arguments)) for name, arguments in found if name in self._schemas]
+        if not told or len(told) < len(found) or not all(text for _, text in told):
             return f"{self._form.opening}{inside}{self._form.closing}" if instead is None else instead
-        for name, arguments in found if self._is_parallel else found[: 1 - len(self.calls)]:
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            self.calls.append(_call(name, text))
+        for name, text in told if self._is_parallel else told[: 1 - len(self.calls)]:
+            self.calls.append(_call(name, text or ""))
         return ""
 
 
 def _call(name: str, arguments: str) -> dict[str, Any]:
     function = {"name": name, "arguments": arguments}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+def _written(arguments: Any) -> str | None:
+    """The arguments of a call as OpenAI tells them, an object as JSON; None for what is none."""
+    try:
+        found = json.loads(arguments) if isinstance(arguments, str) else arguments
+        text = json.dumps(found, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return (arguments if isinstance(arguments, str) else text) if isinstance(found, dict) else None
 
 
 def readable_calls(message: dict[str, Any], where: str) -> dict[str, Any]:

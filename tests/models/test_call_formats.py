@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.models.text.call_formats import CALL_FORMATS, HERMES, call_format
-from paceline.models.text.tokenizer import StreamDecoder
+from paceline.models.text.tokenizer import StreamDecoder, Tokenizer
 
 from .test_infill import with_tokens
 from .vocabularies import CONTROL, byte_level_gguf
@@ -79,6 +79,7 @@ def test_several_calls_between_one_pair_of_tags():
 def test_arguments_in_python_and_gemmas_form():
     told = {"text": "a\"b'c", "each": [1, -2.5, None], "unsaid": {"deep": {"x": [True]}}, "asked": False}
     assert read("lfm2", f"[f({', '.join(f'{key}={value!r}' for key, value in told.items())})]") == [("f", told)]
+    assert read("lfm2", "[f(asked=true, maybe=null)]") == [("f", {"asked": True, "maybe": None})]
     assert read("lfm2", '{"name": "f", "arguments": {"a": 1}}') == [("f", {"a": 1})]
     gemma = 'call:f{text:<|"|>a: "b", {c}<|"|>,count:5,each:[<|"|>x<|"|>,{k:1}],asked:true,maybe:null}'
     assert read("gemma4", gemma) == [
@@ -100,6 +101,60 @@ def test_what_is_no_call_gives_none(name, text):
     assert read(name, text) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("glm45", "f\n<arg_key>text</arg_key>\n<arg_value>ab"), ("glm45", "f\n<arg_key>text</arg_key>\n<arg_value>a"
+         "</arg_value>\n<arg_key>count</arg_key>\n<arg_value>5"),
+        ("qwen3_xml", f"<function=f>{elements({'count': '5'})}junk\n</function>"),
+        ("qwen3_xml", "<function=f>\n</function>\nand then\n<function=f>\n</function>"),
+        ("qwen3_xml", "<function=f>\n</function>\n<function=f>\n<parameter=count>\n5"),
+        ("lfm2", "[f(5)]"), ("lfm2", "[f(**{'count': 5})]"), ("lfm2", "[f(count=5), 7]"), ("lfm2", "[f(in_=...)]"),
+        ("lfm2", "[f(x={1, 2})]"), ("lfm2", "[f(x=b'x')]"), ("lfm2", "[f(x=1+2j)]"), ("lfm2", "[f(x={(1, 2): 3})]"),
+    ],
+)  # fmt: skip
+def test_calls_that_are_damaged_or_cut_are_none(name, text):
+    assert read(name, text) == []
+
+
+@pytest.mark.parametrize("text", ["...", "{1, 2}", "b'x'", "1+2j", "{(1, 2): 3}", "f(1)", "[" * 5000])
+def test_values_that_json_lacks_stay_texts(text):
+    assert read("qwen3_xml", f"<function=f>{elements({'in': text})}</function>") == [("f", {"in": text})]
+
+
+def test_schemas_are_followed_as_far_as_they_say():
+    root = {
+        "$defs": {"R": {"type": "object"}, "L": {"$ref": "#/$defs/L"}},
+        "properties": {
+            "ref": {"$ref": "#/$defs/R"}, "all": {"allOf": [{"$ref": "#/$defs/R"}]}, "shape": {"properties": {}},
+            "items": {"items": {}}, "number": {"enum": [1, 2]}, "const": {"const": 5}, "loop": {"$ref": "#/$defs/L"},
+            "lost": {"$ref": "#/$defs/None"}, "null": {"type": None}, "any": {"anyOf": None}, "of": {"enum": None},
+            "odd": {"type": 5}, "more": 7,
+        },
+    }  # fmt: skip
+    told = dict.fromkeys(root["properties"], "5") | {"ref": "{}", "all": "{}", "shape": '{"a": 1}', "items": "[1]"}
+    [(_, found)] = CALL_FORMATS["qwen3_xml"].read(f"<function=f>{elements(told)}</function>", {"f": root})
+    assert found == {
+        "ref": {}, "all": {}, "shape": {"a": 1}, "items": [1], "number": 5, "const": 5, "loop": "5", "lost": "5",
+        "null": "5", "any": "5", "of": "5", "odd": "5", "more": "5",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("glm45", "f\n" + "<arg_key>city</arg_key>\n<arg_value>Oslo\n" * 5000), ("glm45", "f" + "<arg_key>" * 20_000),
+        ("glm45", "f" + "<arg_key>" * 5000 + "</arg_key><arg_value>" * 5000 + "z" * 50_000),
+        ("qwen3_xml", "<function=f>" * 20_000), ("qwen3_xml", "<function=" * 20_000),
+        ("qwen3_xml", "<function=f>" + "<parameter=a>" * 20_000 + "</function>"),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>" + "\n```json\n" * 20_000),
+    ],
+)  # fmt: skip
+def test_answers_that_never_end_are_no_calls(name, text):
+    """Reading from every tag on would take minutes, and stop a server."""
+    assert read(name, text) == []
+
+
 def test_templates_tell_their_format_by_tags():
     def found(template, *tokens):
         return call_format(template, tokens.__contains__).name
@@ -111,6 +166,19 @@ def test_templates_tell_their_format_by_tags():
     assert found("{{ tools }}", "<|tool_call_start|>") == "lfm2"
     assert found("{{ tools }}") == "llama3_json"
     assert HERMES.tags == ("<tool_call>", "</tool_call>")
+
+
+def test_a_field_called_tools_is_no_place_for_them():
+    """Phi-4-mini's template reads those of a message; tools are then explained in words."""
+
+    def found(template):
+        return Tokenizer.from_gguf(byte_level_gguf(extra={"tokenizer.chat_template": template}))
+
+    own = found("{% for m in messages %}{% if 'tools' in m %}<|tool|>{{ m['tools'] }}{% endif %}{% endfor %}")
+    assert not own.reads_tools and own.call_format is HERMES
+    both = found("{% if not tools is defined %}{% set tools = none %}{% endif %}{{ tools }} [TOOL_CALLS]")
+    assert both.reads_tools and both.call_format.name == "mistral"
+    assert found("{{ tools }").reads_tools  # which does not compile
 
 
 def test_control_tokens_that_are_tags_stay_in_the_text():

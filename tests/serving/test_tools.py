@@ -150,6 +150,24 @@ def test_calls_are_taken_out_in_every_format(name, size):
     assert CallReader(SCHEMAS, False, CALL_FORMATS[name]).push(damaged, ended=True) == (damaged, [])
 
 
+@pytest.mark.parametrize("arguments", ["[1]", "5", '"text"', '{"x": NaN}', '{"x": 1e999}', '{"x": "\\ud800"}'])
+def test_arguments_that_are_no_object_are_no_call(arguments):
+    text = f'<tool_call>{{"name": "clock", "arguments": {arguments}}}</tool_call>'
+    assert CallReader(SCHEMAS, False).push(text, ended=True) == (text, [])
+
+
+def test_calls_without_arguments_have_an_empty_object():
+    for inside in ('{"name": "clock"}', '{"name": "clock", "arguments": null}', '{"name": "clock", "parameters": {}}'):
+        reader = CallReader(SCHEMAS, False)
+        reader.push(f"<tool_call>{inside}</tool_call>", ended=True)
+        assert called({"tool_calls": reader.calls}) == [("clock", {})]
+
+
+def test_a_call_that_was_cut_where_its_end_cannot_be_told_is_text():
+    cut = "<tool_call>clock\n<arg_key>zone</arg_key>\n<arg_value>UTC</arg_value>\n"
+    assert CallReader(SCHEMAS, False, CALL_FORMATS["glm45"]).push(cut, ended=True) == (cut, [])
+
+
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @pytest.mark.parametrize(
     ("text", "form", "shown"),

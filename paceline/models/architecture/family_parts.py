@@ -355,8 +355,9 @@ def nemotron_h(fields: Fields) -> dict[str, Any]:
     Steps of state spaces have no least size, as in NVIDIA's code and llama.cpp; transformers keeps them from
     ``time_step_min`` on, whatever ``time_step_limit`` says.
     """
-    for name, expected in (("use_bias", False), ("mlp_bias", False), ("mamba_hidden_act", "silu"),
-                           ("moe_latent_size", None), ("n_shared_experts", 1)):  # fmt: skip
+    for name in ("use_bias", "mlp_bias", "attention_bias"):
+        fields.expect(name, False)
+    for name, expected in (("mamba_hidden_act", "silu"), ("moe_latent_size", None), ("n_shared_experts", 1)):
         fields.expect(name, expected)
     own = sublayers_from_hf(fields)
     return _of_sublayers(own) | {"recurrence": _state_space(own.recurrent, fields)}

@@ -30,6 +30,7 @@ class CallFormat:
         read: the calls in a text between such tags; none where it holds anything else.
         marks: what a template of this format contains, all of it. inner: further tags between these, which are control
             tokens in some vocabularies.
+        ends_itself: whether the end of a call can be told without the closing tag.
     """
 
     name: str
@@ -38,6 +39,7 @@ class CallFormat:
     read: Callable[[str, Schemas], list[Call]]
     marks: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
+    ends_itself: bool = True
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -66,7 +68,8 @@ _TOLD = (
     CallFormat("nemotron_json", "<TOOLCALL>", "</TOOLCALL>", calls_in_json, ("<TOOLCALL>",)),
     CallFormat("cohere", "<|START_ACTION|>", "<|END_ACTION|>", calls_in_json, ("<|START_ACTION|>",)),
     CallFormat("qwen3_xml", _TAG, _END, calls_of_elements, (_TAG, "<function=")),
-    CallFormat("glm45", _TAG, _END, calls_in_pairs, (_TAG, "<arg_key>")),
+    CallFormat("glm45", _TAG, _END, calls_in_pairs, (_TAG, "<arg_key>"),
+               ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"), ends_itself=False),
     HERMES,
     CallFormat("granite", "<|tool_call|>", "<|/tool_call|>", calls_in_json, ("<|tool_call|>",)),
 )  # fmt: skip

@@ -1,43 +1,53 @@
 """Calls of tools as models write them between their tags, as names and arguments.
 
-What is no call, or one that is damaged, gives none: the server then shows it as text. Arguments without quotes of their
-own become what the tool's schema says. Not for tags (`call_formats.py`).
+What is no call, or one that is damaged or cut, gives none: the server then shows it as text. Arguments without quotes
+of their own become what the tool's schema says. All is read from left to right, once: an answer that never ends its
+values must not stop a server. Not for tags (`call_formats.py`).
 """
 
 import ast
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 Call = tuple[str, Any]
 """(name, arguments)."""
 Schemas = Mapping[str, Mapping[str, Any]]
 """Tool name to the schema of its parameters."""
-_ELEMENTS = re.compile(
-    r"<(?:function=|invoke name=)\"?([^\">\n]+)\"?>(.*?)</(?:function|invoke)>(?=\s*(?:<function=|<invoke|\Z))",
-    re.DOTALL,
-)
-_PARAMETERS = re.compile(
-    r"<parameter(?:=| name=)\"?([^\">\n]+)\"?>(.*?)</parameter>(?=\s*(?:<parameter|\Z))", re.DOTALL
-)  # fmt: skip
-_PAIRS = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>(?=\s*(?:<arg_key>|\Z))", re.DOTALL)
-_FENCED = re.compile(r"(.+?)\n```json\n(.*?)\n```\s*", re.DOTALL)
 _NAME = re.compile(r"[\w.-]{1,128}")
 _LONGEST_PYTHON = 1 << 16
+_DEEPEST = 8
+"""Of schemas within schemas."""
 _QUOTE = '<|"|>'
+_WORDS = {"true": True, "false": False, "null": None}
+
+
+class _Element(NamedTuple):
+    """An element ``<opening name>text</closing>``, after which a further one or the end must come."""
+
+    opening: str
+    closing: str
+    follows: re.Pattern[str]
+
+
+def _element(opening: str, closing: str) -> _Element:
+    return _Element(opening, closing, re.compile(rf"\s*(?:{re.escape(opening)}|\Z)"))
+
+
+_FUNCTIONS = _element("<function=", "</function>"), _element("<parameter=", "</parameter>")
+_INVOKES = _element("<invoke name=", "</invoke>"), _element("<parameter name=", "</parameter>")
+_VALUE = _Element("<arg_value>", "</arg_value>", re.compile(r"\s*(?:<arg_key>|\Z)"))
 
 
 def calls_in_json(inside: str, schemas: Schemas) -> list[Call]:
-    """One call as an object, or a list of them: Hermes, Llama 3, Granite, Phi-4-mini, Command R7B."""
+    """One call as an object, or a list of them: Hermes, Llama 3, Granite, Command R7B."""
     found = _parsed(inside)
     calls = found if isinstance(found, list) else [found]
     if not all(isinstance(call, dict) for call in calls):
         return []
-    read = [
-        (call.get("name", call.get("tool_name")), call.get("arguments", call.get("parameters", {}))) for call in calls
-    ]
-    return read if all(isinstance(name, str) for name, _ in read) else []
+    read = [(call.get("name", call.get("tool_name")), call.get("arguments", call.get("parameters"))) for call in calls]
+    return [(name, told or {}) for name, told in read] if all(isinstance(name, str) for name, _ in read) else []
 
 
 def calls_named_first(inside: str, schemas: Schemas) -> list[Call]:
@@ -48,25 +58,35 @@ def calls_named_first(inside: str, schemas: Schemas) -> list[Call]:
         if not tag:
             return calls_in_json(inside, schemas)
         calls.append((name.partition("[CALL_ID]")[0].strip(), _parsed(arguments)))
-    return calls if all(isinstance(arguments, dict) for _, arguments in calls) else []
+    return _with_objects(calls)
 
 
 def calls_of_elements(inside: str, schemas: Schemas) -> list[Call]:
     """``<function=name><parameter=key>value</parameter></function>`` (Qwen3-Coder, Qwen3.5, Nemotron 3, Seed-OSS), or
     the same with ``<invoke name="...">`` (MiniMax-M2)."""
+    outer, inner = _INVOKES if inside.lstrip().startswith(_INVOKES[0].opening) else _FUNCTIONS
     calls: list[Call] = []
-    for name, body in _ELEMENTS.findall(inside):
-        told = {key.strip(): text.removeprefix("\n").removesuffix("\n") for key, text in _PARAMETERS.findall(body)}
-        calls.append((name.strip(), _typed(told, schemas, name.strip())))
+    for name, body in _elements(inside, outer) or ():
+        told = _elements(body, inner)
+        if told is None:
+            return []
+        bare = {key: text.removeprefix("\n").removesuffix("\n") for key, text in told}
+        calls.append((name, _typed(bare, schemas.get(name, {}))))
     return calls
 
 
 def calls_in_pairs(inside: str, schemas: Schemas) -> list[Call]:
     """A name, then ``<arg_key>key</arg_key><arg_value>value</arg_value>`` (GLM-4.5 and later)."""
-    name = inside.partition("<arg_key>")[0].strip()
-    if not _NAME.fullmatch(name):
-        return []
-    return [(name, _typed({key.strip(): text for key, text in _PAIRS.findall(inside)}, schemas, name))]
+    name, key_tag, rest = inside.partition("<arg_key>")
+    name, told = name.strip(), {}
+    while key_tag:
+        key, end, rest = rest.partition("</arg_key>")
+        text = _text_of(rest.lstrip(), 0, _VALUE) if end else None
+        if text is None:
+            return []
+        told[key.strip()], rest = text[0], rest.lstrip()[text[1] :].lstrip()
+        key_tag, rest = rest[:9], rest[9:]
+    return [(name, _typed(told, schemas.get(name, {})))] if _NAME.fullmatch(name) else []
 
 
 def calls_in_deepseek(inside: str, schemas: Schemas) -> list[Call]:
@@ -74,35 +94,34 @@ def calls_in_deepseek(inside: str, schemas: Schemas) -> list[Call]:
     calls: list[Call] = []
     for part in inside.split("<｜tool▁call▁begin｜>")[1:]:
         name, _, rest = part.partition("<｜tool▁call▁end｜>")[0].partition("<｜tool▁sep｜>")
-        fenced = _FENCED.fullmatch(rest)
-        if fenced:
-            name, rest = fenced.groups()
-        calls.append((name.strip(), _parsed(rest)))
-    return calls if all(isinstance(arguments, dict) for _, arguments in calls) else []
+        fenced, fence, told = rest.partition("\n```json\n")
+        if fence:
+            name, rest = fenced, told.rstrip().removesuffix("```")
+        calls.append((name.strip(), _parsed(rest) if rest.strip() else {}))
+    return _with_objects(calls)
 
 
 def calls_in_python(inside: str, schemas: Schemas) -> list[Call]:
     """``[name(key="value")]``, a list of calls with literal arguments as in Python (LFM2), or JSON."""
-    if len(inside) > _LONGEST_PYTHON:
-        return []
-    try:
-        body = ast.parse(inside.strip(), mode="eval").body
-        each = body.elts if isinstance(body, ast.List) else [body]
-        return [
-            (ast.unparse(call.func), {one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg})
-            for call in each if isinstance(call, ast.Call)
-        ] or calls_in_json(inside, schemas)  # fmt: skip
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+    body = _expression(inside)
+    each = body.elts if isinstance(body, ast.List) else [body]
+    if not each or not all(isinstance(call, ast.Call) and not call.args for call in each):
         return calls_in_json(inside, schemas)
+    try:
+        return [(ast.unparse(call.func), _arguments(call)) for call in each if isinstance(call, ast.Call)]
+    except ValueError:
+        return []
 
 
 def calls_in_gemma(inside: str, schemas: Schemas) -> list[Call]:
     """``call:name{key:value}`` with texts between quotes that are tokens of their own (Gemma 4)."""
     name, brace, rest = inside.strip().removeprefix("call:").partition("{")
-    if not brace or not _NAME.fullmatch(name):
-        return []
-    arguments = _parsed(_as_json(brace + rest))
-    return [(name, arguments)] if isinstance(arguments, dict) else []
+    return _with_objects([(name, _parsed(_as_json(brace + rest)))]) if brace and _NAME.fullmatch(name) else []
+
+
+def _with_objects(calls: list[Call]) -> list[Call]:
+    """`calls`, none if the arguments of one are no object."""
+    return calls if all(isinstance(arguments, dict) for _, arguments in calls) else []
 
 
 def _as_json(text: str) -> str:
@@ -116,6 +135,41 @@ def _as_json(text: str) -> str:
     return "".join(pieces)
 
 
+def _elements(text: str, kind: _Element) -> list[tuple[str, str]] | None:
+    """(name, text) of elements with nothing but blank space around them; None where there is anything else."""
+    found, at = [], _after_blank(text, 0)
+    while at < len(text):
+        named = at + len(kind.opening)
+        end = text.find(">", named)
+        inside = _text_of(text, end + 1, kind) if text.startswith(kind.opening, at) and end >= 0 else None
+        if inside is None:
+            return None
+        found.append((text[named:end].strip().strip('"'), inside[0]))
+        at = _after_blank(text, inside[1])
+    return found
+
+
+def _text_of(text: str, start: int, kind: _Element) -> tuple[str, int] | None:
+    """The text of an element from `start` on, and where it ends: at the first closing tag that may be its own."""
+    if kind is _VALUE:
+        if not text.startswith(kind.opening):
+            return None
+        start = len(kind.opening)
+    at = text.find(kind.closing, start)
+    while at >= 0:
+        end = at + len(kind.closing)
+        if kind.follows.match(text, end):
+            return text[start:at], end
+        at = text.find(kind.closing, end)
+    return None
+
+
+def _after_blank(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
 def _parsed(text: str) -> Any:
     """JSON, or None."""
     try:
@@ -124,41 +178,83 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def _typed(told: Mapping[str, str], schemas: Schemas, name: str) -> dict[str, Any]:
-    """Bare texts as values of the parameters of the tool `name`."""
-    properties = schemas.get(name, {}).get("properties")
+def _expression(text: str) -> ast.expr | None:
+    """An expression of Python, or None."""
+    try:
+        return ast.parse(text.strip(), mode="eval").body if len(text) <= _LONGEST_PYTHON else None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _arguments(call: ast.Call) -> dict[str, Any]:
+    """Raises ValueError for one that is no literal, or has no name."""
+    if not all(each.arg for each in call.keywords):
+        raise ValueError
+    return {str(each.arg): _literal(each.value) for each in call.keywords}
+
+
+def _literal(node: ast.expr | None) -> Any:
+    """The value of a literal that JSON has too, in Python's words or JSON's. Raises ValueError."""
+    if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, str | int | float)):
+        return node.value
+    if isinstance(node, ast.Name) and node.id in _WORDS:
+        return _WORDS[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_literal(each) for each in node.elts]
+    if isinstance(node, ast.Dict) and all(
+        isinstance(key, ast.Constant) and isinstance(key.value, str) for key in node.keys
+    ):
+        return {_literal(key): _literal(value) for key, value in zip(node.keys, node.values, strict=True)}
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _literal(node.operand)
+        if isinstance(value, int | float):
+            return -value
+    raise ValueError
+
+
+def _typed(told: Mapping[str, str], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Bare texts as values of a tool's `parameters`."""
+    properties = parameters.get("properties")
     known = properties if isinstance(properties, Mapping) else {}
-    return {key: _value(text, known.get(key)) for key, text in told.items()}
+    return {key: _value(text, _types(known.get(key), parameters)) for key, text in told.items()}
 
 
-def _value(text: str, schema: Any) -> Any:
-    """A bare text as a value that the schema takes; text where that is one, or where the schema does not say."""
-    types = _types(schema) if isinstance(schema, Mapping) else set()
+def _value(text: str, types: set[str]) -> Any:
+    """A bare text as a value of one of these types; text where that is one of them, or where there are none."""
     if "null" in types and text.strip() == "null":
         return None
     if not types or "string" in types:
         return text
     found = _parsed(text)
     if found is None:
-        found = _literal(text)
+        try:
+            found = _literal(_expression(text))
+        except ValueError:
+            return text
     return text if found is None else found
 
 
-def _literal(text: str) -> Any:
-    """A literal of Python, which some templates write for objects; or None."""
-    try:
-        return ast.literal_eval(text.strip()) if len(text) <= _LONGEST_PYTHON else None
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return None
+def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
+    """The types that a schema names in one of its forms; none where it does not say."""
+    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+        return set()
+    named = schema.get("type")
+    types = {one for one in (named if isinstance(named, list) else [named]) if isinstance(one, str)}
+    for form in ("anyOf", "oneOf", "allOf"):
+        several = schema.get(form)
+        for one in several if isinstance(several, list) else ():
+            types |= _types(one, root, depth + 1)
+    values = schema.get("enum")
+    for one in [schema["const"]] if "const" in schema else values if isinstance(values, list) else []:
+        types.add("string" if isinstance(one, str) else "other")
+    if "$ref" in schema:
+        types |= _types(_referred(schema["$ref"], root), root, depth + 1)
+    return types or {kind for form, kind in (("properties", "object"), ("items", "array")) if form in schema}
 
 
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    """The types that a schema names, in one of its forms."""
-    named = schema.get("type", [])
-    types = {named} if isinstance(named, str) else {one for one in named if isinstance(one, str)}
-    for form in ("anyOf", "oneOf"):
-        for one in schema.get(form, ()):
-            types |= _types(one) if isinstance(one, Mapping) else set()
-    for one in (schema["const"],) if "const" in schema else schema.get("enum", ()):
-        types |= {"string"} if isinstance(one, str) else set()
-    return types
+def _referred(place: Any, root: Mapping[str, Any]) -> Any:
+    """What ``#/$defs/Name`` means in a schema."""
+    found: Any = root
+    for name in str(place).removeprefix("#/").split("/"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found

@@ -76,6 +76,20 @@ class ChatTemplate:
             raise InvalidParameter("messages", problem, "give the prompt as plain text") from None
 
 
+def asks_for(source: str, name: str) -> bool:
+    """Whether a template reads the variable `name`, rather than only a field of that name, say of a message."""
+    from jinja2 import meta
+
+    from paceline.models.text.template_sandbox import BoundedEnvironment
+
+    if name not in source:
+        return False
+    try:
+        return name in meta.find_undeclared_variables(BoundedEnvironment().parse(source))
+    except Exception:  # it does not compile, which is told when it is used
+        return True
+
+
 def _raise_exception(message: str) -> NoReturn:
     from jinja2 import TemplateError
 

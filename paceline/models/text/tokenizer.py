@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.fields import Fields
 from paceline.models.text.call_formats import HERMES, CallFormat, call_format
-from paceline.models.text.chat_template import ChatTemplate
+from paceline.models.text.chat_template import ChatTemplate, asks_for
 from paceline.models.text.gguf_vocabulary import SENTENCEPIECE, backend_from_gguf, begins_with_space
 from paceline.models.text.messages import thoughts_apart
 from paceline.models.text.thought_tags import THINK, ThoughtTags, thought_tags
@@ -127,10 +127,10 @@ class Tokenizer:
         """sha256 of the chat template's source; empty where there is none."""
         return hashlib.sha256(self._template_source.encode()).hexdigest() if self._template_source else ""
 
-    @property
+    @cached_property
     def reads_tools(self) -> bool:
         """Whether the chat template has a place for the definitions of tools."""
-        return "tools" in (self._tool_source or "")
+        return asks_for(self._tool_source or "", "tools")
 
     @cached_property
     def call_format(self) -> CallFormat:
@@ -165,7 +165,13 @@ class Tokenizer:
             InvalidParameter: the template does not compile.
         """
         other = copy(self)
-        for name in ("speaks_harmony", "call_format", "thought_tags", "hidden_token_ids"):  # depend on the template
+        for name in (
+            "speaks_harmony",
+            "reads_tools",
+            "call_format",
+            "thought_tags",
+            "hidden_token_ids",
+        ):  # depend on the template
             other.__dict__.pop(name, None)
         other._template_source = other._tool_source = source
         other._templates = {source: ChatTemplate(source, self._template_variables)}
