@@ -17,8 +17,8 @@ _IGNORED = "leave it out"
 
 SAMPLING = {
     "guided_decoding": "use structured_outputs, e.g. {'json': schema}",
-    "skip_special_tokens": "leave it out: the text has no special tokens, token_ids has them",
-    "spaces_between_special_tokens": "leave it out: the text has no special tokens",
+    "skip_special_tokens": "leave it out: token_ids has them, and the text has those around calls and reasoning",
+    "spaces_between_special_tokens": "leave it out: no spaces are added to the text",
     "detokenize": "leave it out: the text is always made",
     "truncate_prompt_tokens": "cut the token ids of the prompt",
     "logits_processors": "use logit_bias, bad_words, allowed_token_ids or structured_outputs",
@@ -81,6 +81,9 @@ COMMAND_LINE = {
     "quantization": "use --dtype, e.g. --dtype int8",
     "disable_log_requests": _IGNORED,
     "enable_auto_tool_choice": "leave it out: tools are always known",
+    "tool_call_parser": "leave it out: the chat template tells how the model writes calls",
+    "reasoning_parser": "leave it out: the chat template tells the tags around reasoning",
+    "enable_reasoning": "leave it out: reasoning is always told apart",
     "seed": "give a seed in each request",
 }
 """Options of vLLM's command line, with underscores; what it shares with the tables above has the same remedy.
