@@ -18,6 +18,9 @@ from paceline.serving.call_schema import calls_schema
 from paceline.serving.demanded_call import DemandedCall
 from paceline.serving.thoughts import overlap
 
+_MOST_CLOSINGS = 4
+"""Closing tags of which one may close a call; more would be read again with every piece of a text without a call."""
+
 
 class ToolChoice:
     """Which tools a request offers, and whether it demands a call.
@@ -109,16 +112,15 @@ class CallReader:
     def _push(self, text: str, ended: bool) -> tuple[str, list[dict[str, Any]]]:
         """`push` with all blank space."""
         self._held += text
-        opening, closing = self._form.opening, self._form.closing
+        opening = self._form.opening
         if not opening and self._held.lstrip()[:1] in ("", "{", "["):
             return ("", []) if not ended else self._last("", self._held)
         if not opening:
             told, self._held, self._is_text = self._held, "", True
             return told, []
         shown, before = "", len(self.calls)
-        while closing and opening in self._held and closing in self._held.partition(opening)[2]:
-            ahead, _, rest = self._held.partition(opening)
-            inside, _, self._held = rest.partition(closing)
+        while (closed := self._closed(ended)) is not None:
+            ahead, inside, self._held = closed
             shown += ahead + self._taken(inside)
         if ended:
             more, _ = self._last(*self._split())
@@ -127,6 +129,24 @@ class CallReader:
         keep = self._split()[0] if opening in self._held else self._held[:plain]
         self._held = self._held[len(keep) :]
         return shown + keep, self._told(before)
+
+    def _closed(self, ended: bool) -> tuple[str, str, str] | None:
+        """What is held before, inside and after the first pair of tags; None where there may be more inside.
+
+        A closing tag inside a value closes nothing, if there is a call up to a later one.
+        """
+        opening, closing = self._form.opening, self._form.closing
+        ahead, _, rest = self._held.partition(opening)
+        first = at = rest.find(closing) if closing else -1
+        for _ in range(_MOST_CLOSINGS):
+            if at < 0:
+                break
+            if self._form.read(rest[:at], self._schemas):
+                return ahead, rest[:at], rest[at + len(closing) :]
+            at = rest.find(closing, at + len(closing))
+        if first < 0 or (at < 0 and not ended and self._form.is_cut(rest[:first])):
+            return None
+        return ahead, rest[:first], rest[first + len(closing) :]
 
     def _push_demanded(self, call: DemandedCall, text: str, ended: bool) -> tuple[str, list[dict[str, Any]]]:
         """`push` of an answer that is one call: first its name, then its arguments as they come."""

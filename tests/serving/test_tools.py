@@ -156,6 +156,32 @@ def test_arguments_that_are_no_object_are_no_call(arguments):
     assert CallReader(SCHEMAS, False).push(text, ended=True) == (text, [])
 
 
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml", "glm45"])
+def test_a_closing_tag_inside_a_value_closes_nothing(name, size):
+    form = CALL_FORMATS[name]
+    text = FORMATS.get(name, CALL).replace("UTC", f"a {form.closing} b") + " <t"
+    reader = CallReader(SCHEMAS, False, form)
+    told = [reader.push(text[start : start + size]) for start in range(0, len(text), size)]
+    told.append(reader.push("", ended=True))
+    assert "".join(shown for shown, _ in told) == " <t"
+    assert called({"tool_calls": [call for _, calls in told for call in calls]}) == [
+        ("clock", {"zone": f"a {form.closing} b"})
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_damaged_call_does_not_hide_the_next(size):
+    text = f'<tool_call>{{"name": "clock</tool_call> and {CALL}'
+    reader = CallReader(SCHEMAS, False)
+    told = [reader.push(text[start : start + size]) for start in range(0, len(text), size)]
+    told.append(reader.push("", ended=True))
+    assert "".join(shown for shown, _ in told) == '<tool_call>{"name": "clock</tool_call> and'
+    assert called({"tool_calls": reader.calls}) == [("clock", {"zone": "UTC"})]
+    many = CallReader(SCHEMAS, False)
+    assert many.push('<tool_call>{"a": "' + "</tool_call>" * 9)[0].startswith('<tool_call>{"a": "</tool_call>')
+
+
 def test_calls_without_arguments_have_an_empty_object():
     for inside in ('{"name": "clock"}', '{"name": "clock", "arguments": null}', '{"name": "clock", "parameters": {}}'):
         reader = CallReader(SCHEMAS, False)

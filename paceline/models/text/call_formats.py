@@ -17,6 +17,9 @@ from paceline.models.text.call_texts import (
     calls_in_python,
     calls_named_first,
     calls_of_elements,
+    elements_are_cut,
+    json_is_cut,
+    pairs_are_cut,
 )
 
 
@@ -31,6 +34,7 @@ class CallFormat:
         marks: what a template of this format contains, all of it. inner: further tags between these, which are control
             tokens in some vocabularies.
         ends_itself: whether the end of a call can be told without the closing tag.
+        is_cut: whether a text ends inside a value, so that a closing tag after it belongs to the value.
     """
 
     name: str
@@ -40,6 +44,7 @@ class CallFormat:
     marks: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
     ends_itself: bool = True
+    is_cut: Callable[[str], bool] = json_is_cut
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -59,17 +64,20 @@ _LFM2 = CallFormat("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", calls_in_
 """Its templates do not tell of it."""
 _TOLD = (
     CallFormat("gemma4", "<|tool_call>", "<tool_call|>", calls_in_gemma, ("<|tool_call>", "call:"), ('<|"|>',)),
-    CallFormat("minimax_m2", "<minimax:tool_call>", "</minimax:tool_call>", calls_of_elements, ("<minimax:",)),
-    CallFormat("seed_oss", "<seed:tool_call>", "</seed:tool_call>", calls_of_elements, ("<seed:tool_call>",)),
+    CallFormat("minimax_m2", "<minimax:tool_call>", "</minimax:tool_call>", calls_of_elements, ("<minimax:",),
+               is_cut=elements_are_cut),
+    CallFormat("seed_oss", "<seed:tool_call>", "</seed:tool_call>", calls_of_elements, ("<seed:tool_call>",),
+               is_cut=elements_are_cut),
     CallFormat("deepseek_v3", _deepseek("tool calls begin"), _deepseek("tool calls end"), calls_in_deepseek,
                (_deepseek("tool calls begin"),),
                (_deepseek("tool call begin"), _deepseek("tool sep"), _deepseek("tool call end"))),
     CallFormat("mistral", "[TOOL_CALLS]", "", calls_named_first, ("[TOOL_CALLS]",), ("[ARGS]", "[CALL_ID]")),
     CallFormat("nemotron_json", "<TOOLCALL>", "</TOOLCALL>", calls_in_json, ("<TOOLCALL>",)),
     CallFormat("cohere", "<|START_ACTION|>", "<|END_ACTION|>", calls_in_json, ("<|START_ACTION|>",)),
-    CallFormat("qwen3_xml", _TAG, _END, calls_of_elements, (_TAG, "<function=")),
+    CallFormat("qwen3_xml", _TAG, _END, calls_of_elements, (_TAG, "<function="), is_cut=elements_are_cut),
     CallFormat("glm45", _TAG, _END, calls_in_pairs, (_TAG, "<arg_key>"),
-               ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"), ends_itself=False),
+               ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"), ends_itself=False,
+               is_cut=pairs_are_cut),
     HERMES,
     CallFormat("granite", "<|tool_call|>", "<|/tool_call|>", calls_in_json, ("<|tool_call|>",)),
 )  # fmt: skip

@@ -124,6 +124,27 @@ def _with_objects(calls: list[Call]) -> list[Call]:
     return calls if all(isinstance(arguments, dict) for _, arguments in calls) else []
 
 
+def json_is_cut(inside: str) -> bool:
+    """Whether a text of JSON ends inside a text of its own."""
+    try:
+        json.loads(inside)
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated string")
+    except RecursionError:
+        return False
+    return False
+
+
+def elements_are_cut(inside: str) -> bool:
+    """The same for `calls_of_elements`."""
+    return "<parameter" in inside and not inside.rstrip().endswith(("</function>", "</invoke>"))
+
+
+def pairs_are_cut(inside: str) -> bool:
+    """The same for `calls_in_pairs`."""
+    return "<arg_value>" in inside and not inside.rstrip().endswith("</arg_value>")
+
+
 def _as_json(text: str) -> str:
     """Gemma's object as JSON: keys between quotes, and texts."""
     pieces = text.split(_QUOTE)
