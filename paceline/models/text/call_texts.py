@@ -80,11 +80,12 @@ def calls_in_pairs(inside: str, schemas: Schemas) -> list[Call]:
     name, key_tag, rest = inside.partition("<arg_key>")
     name, told = name.strip(), {}
     while key_tag:
-        key, end, rest = rest.partition("</arg_key>")
-        text = _text_of(rest.lstrip(), 0, _VALUE) if end else None
+        key, _, rest = rest.partition("</arg_key>")
+        rest = rest.lstrip()
+        text = _text_of(rest, len(_VALUE.opening), _VALUE) if rest.startswith(_VALUE.opening) else None
         if text is None:
             return []
-        told[key.strip()], rest = text[0], rest.lstrip()[text[1] :].lstrip()
+        told[key.strip()], rest = text[0], rest[text[1] :].lstrip()
         key_tag, rest = rest[:9], rest[9:]
     return [(name, _typed(told, schemas.get(name, {})))] if _NAME.fullmatch(name) else []
 
@@ -172,10 +173,6 @@ def _elements(text: str, kind: _Element) -> list[tuple[str, str]] | None:
 
 def _text_of(text: str, start: int, kind: _Element) -> tuple[str, int] | None:
     """The text of an element from `start` on, and where it ends: at the first closing tag that may be its own."""
-    if kind is _VALUE:
-        if not text.startswith(kind.opening):
-            return None
-        start = len(kind.opening)
     at = text.find(kind.closing, start)
     while at >= 0:
         end = at + len(kind.closing)
