@@ -32,6 +32,8 @@ _MARK, _MARK_END = "\ue000", "\ue001"
 """Enclose the number that replaces a control token's name; private-use characters, which texts do not contain."""
 _MARKED = re.compile(f"{_MARK}([0-9]{{1,6}}){_MARK_END}")
 _Masked = TypeVar("_Masked", bound=object)
+_TOLD_BY_TEMPLATE = ("speaks_harmony", "reads_tools", "call_format", "thought_tags", "hidden_token_ids")
+"""Cached properties of `Tokenizer` that depend on the chat template."""
 _META_SPACE = "▁"
 _BYTE_NAME = re.compile("<0x[0-9A-Fa-f]{2}>")
 
@@ -165,13 +167,7 @@ class Tokenizer:
             InvalidParameter: the template does not compile.
         """
         other = copy(self)
-        for name in (
-            "speaks_harmony",
-            "reads_tools",
-            "call_format",
-            "thought_tags",
-            "hidden_token_ids",
-        ):  # depend on the template
+        for name in _TOLD_BY_TEMPLATE:
             other.__dict__.pop(name, None)
         other._template_source = other._tool_source = source
         other._templates = {source: ChatTemplate(source, self._template_variables)}
