@@ -25,6 +25,7 @@ from paceline.models.cuda_executor.kernels import (
     recurrent,
     verdicts,
 )
+from paceline.models.cuda_executor.kernels.tiles import GATES
 
 PLACES = ("first_page", "natural_lengths", "lengths", "first_branch", "tile_rows", "tile_sizes", "flat")
 SUMS = {"mixed": "*fp32", "peaks": "*fp32", "totals": "*fp32"}
@@ -150,15 +151,16 @@ def kernels(kind: str, bytes_each: int, waits: bool, key_bytes: int = attention.
         form = {"SIGMOID": grouped, "HAS_SELECTION": grouped, "GROUPS": 8 if grouped else 1, "KEPT": 4}
         yield experts._route, chosen | {"selection": "*fp32", "scale": "fp32"}, routing | form | waiting, two
     yield experts._group, chosen, {"TILE": 16, "BLOCK": 4096} | waiting, two
-    for gate, shape, kind_of_out in (
-        (3, (2880, 2880), {}), (0, (2048, 768), {"out": "*fp32"}), (4, (1856, 2688), {})
+    for activation, shape, kind_of_out in (
+        ("clamped", (2880, 2880), {}), (None, (2048, 768), {"out": "*fp32"}), ("relu2", (1856, 2688), {})
     ):  # fmt: skip
+        gate = GATES[activation]
         for in_blocks in (False, True):
-            tile = blocks.block_tile(*shape) if in_blocks else products.tile_of(*shape, bytes_each, gate == 3)
+            tile = blocks.block_tile(*shape) if in_blocks else products.tile_of(*shape, bytes_each, gate > 0)
             own = tile.options()
             options = {name: own.pop(name) for name in ("num_stages", "num_warps")}
             of_all = {name: own[name] for name in ("SWAPS", "BLOCK_M", "BLOCK_N", "BLOCK_K")} | waiting | {
-                "TOP_K": 8, "HAS_BIAS": gate > 0, "GATE": gate, "EVEN": gate == 0,
+                "TOP_K": 8, "HAS_BIAS": gate != 0, "GATE": gate, "EVEN": gate == 0,
             }  # fmt: skip
             form = {"SPAN": 32, "ZERO": 16, "HALVES": True, "HAS_VALUES": True, "HAS_SHIFT": False} if in_blocks else {}
             kernel = experts._expert_block_product if in_blocks else experts._expert_product

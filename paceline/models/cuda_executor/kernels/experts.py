@@ -24,7 +24,7 @@ from paceline.models.cuda_executor.block_matrix import BlockMatrix
 from paceline.models.cuda_executor.kernels import blocks
 from paceline.models.cuda_executor.kernels.dependent import dependent, let_next_begin, wait_for_inputs
 from paceline.models.cuda_executor.kernels.products import Weights, tile_of, weights_at
-from paceline.models.cuda_executor.kernels.tiles import GATES, NARROW, UNGATED, gated_by, inputs_at, times
+from paceline.models.cuda_executor.kernels.tiles import GATES, NARROW, gated_by, inputs_at, times
 
 MOST_PAIRS = 4096
 """Most pairs of a launch: each program of `_group` looks at all of them."""
@@ -133,7 +133,7 @@ def _pairs_of(
     lane = tl.arange(0, BLOCK_M)
     alive = lane < count
     pair = tl.load(members + first * BLOCK_M + lane, mask=alive, other=0)
-    line = pair // TOP_K if GATE > 0 else pair
+    line = pair // TOP_K if GATE != 0 else pair
     return tl.load(experts + first).to(tl.int64), pair, alive, x + line.to(tl.int64)[:, None] * num_inputs
 
 
@@ -147,16 +147,16 @@ def _write(
     if SWAPS:
         summed, second = summed.T, second.T
     if HAS_BIAS:
-        own = bias + expert * num_outputs * (2 if GATE > 0 and GATE != UNGATED else 1) + output
+        own = bias + expert * num_outputs * (2 if GATE > 0 else 1) + output
         summed += tl.load(own, mask=in_outputs, other=0.0).to(tl.float32)[None, :]
-        if GATE > 0 and GATE != UNGATED:
+        if GATE > 0:
             second += tl.load(own + num_outputs, mask=in_outputs, other=0.0).to(tl.float32)[None, :]
     line = pair
-    if GATE == UNGATED:
+    if GATE > 0:
+        summed = gated_by(summed, second, GATE)
+    elif GATE < 0:
         summed = tl.maximum(summed, 0.0)
         summed *= summed
-    elif GATE > 0:
-        summed = gated_by(summed, second, GATE)
     else:
         summed *= tl.load(shares + pair, mask=alive, other=0.0)[:, None]
         line = pair % TOP_K * num_rows + pair // TOP_K
@@ -181,14 +181,14 @@ def _expert_product(
         return
     in_outputs = output < num_outputs
     expert, pair, alive, from_line = _pairs_of(x, experts, members, first, count, num_inputs, TOP_K, GATE, BLOCK_M)
-    own = weight + (expert * num_outputs * (2 if GATE > 0 and GATE != UNGATED else 1) + output)[:, None] * num_inputs
+    own = weight + (expert * num_outputs * (2 if GATE > 0 else 1) + output)[:, None] * num_inputs
     summed = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
     second = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, num_inputs, BLOCK_K):
         at = start + inner
         values = inputs_at(from_line, at, num_inputs, alive, EVEN)
         summed = times(weights_at(own, at, num_inputs, in_outputs, EVEN), values, summed, SWAPS)
-        if GATE > 0 and GATE != UNGATED:
+        if GATE > 0:
             other = own + num_outputs.to(tl.int64) * num_inputs
             second = times(weights_at(other, at, num_inputs, in_outputs, EVEN), values, second, SWAPS)
     let_next_begin(WAITS)
@@ -214,7 +214,7 @@ def _expert_block_product(
         return
     in_outputs = output < num_outputs
     expert, pair, alive, from_line = _pairs_of(x, experts, members, first, count, num_inputs, TOP_K, GATE, BLOCK_M)
-    own = expert * num_outputs * (2 if GATE > 0 and GATE != UNGATED else 1) + output
+    own = expert * num_outputs * (2 if GATE > 0 else 1) + output
     kind: tl.constexpr = x.dtype.element_ty
     summed = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
     second = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
@@ -225,7 +225,7 @@ def _expert_block_product(
             HAS_SHIFT, EVEN, BLOCK_K,
         )  # fmt: skip
         summed = times(weights, read, summed, SWAPS)
-        if GATE > 0 and GATE != UNGATED:
+        if GATE > 0:
             weights = blocks.weights_at(
                 codes, scales, shifts, values, own + num_outputs, start, num_inputs, in_outputs, kind, SPAN, ZERO,
                 HALVES, HAS_VALUES, HAS_SHIFT, EVEN, BLOCK_K,
@@ -295,7 +295,7 @@ def raised(x: Tensor, weights: Weights, bias: Tensor | None, tiles: Tiles, count
 
 def is_gated(gate: str | None) -> bool:
     """Whether an activation multiplies a second product."""
-    return GATES[gate] not in (GATES[None], UNGATED.value)
+    return GATES[gate] > 0
 
 
 def lowered(

@@ -17,9 +17,8 @@ from paceline.models.cuda_executor.kernels.entries import acted
 
 NARROW = 16
 """Rows of a tile, the minimum for tensor cores: up to this number, a product takes as long as one of a single row."""
-UNGATED = tl.constexpr(4)
-GATES = {None: 0, "silu": 1, "gelu": 2, "clamped": 3, "relu2": UNGATED.value}
-"""Numbers of activations in kernels; the last one has no gate."""
+GATES = {None: 0, "silu": 1, "gelu": 2, "clamped": 3, "relu2": -1}
+"""Numbers of activations in kernels; those with a gate, which takes a second product, are above 0."""
 _ALPHA, _LIMIT = tl.constexpr(SWIGLU_ALPHA), tl.constexpr(SWIGLU_LIMIT)
 MANY_OUTPUTS = 8192
 """Outputs from which a product has enough tiles, however large these are."""
