@@ -31,8 +31,10 @@ OTHERS = {
     "olmo2": small_config("olmo2", pre_norms=False, post_norms=True, qk_norm=True, qk_norm_over="all"),
     "phi3": small_config("phi3", rotary_dim=8, windows=(9, 9, 9)),
     "gpt_oss": MIXTURE,
+    "gemma2": small_config("gemma2", embedding_scale=9.8, logit_softcap=30.0, post_norms=True),
+    "cohere": small_config("cohere", norm="layer", logit_scale=0.25, parallel=True),
 }
-"""Targets whose layers no published layout of heads can express."""
+"""Targets whose layers, embeddings or logits no published layout of heads can express."""
 
 
 @pytest.fixture
@@ -363,16 +365,18 @@ def test_targets_with_other_layers_have_heads_of_plain_ones(machine, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"embedding_scale": 2.0}, "models that scale their embeddings .Gemma."),
         ({"logit_scale": 0.5}, "models that scale their logits"),
         ({"logit_softcap": 30.0}, "models that cap their logits"),
-        ({"norm": "layer"}, "models with other norms than RMS norms"),
     ],
 )
-def test_targets_whose_ends_heads_cannot_share_are_told_of_in_plain_words(changes, named):
+def test_targets_with_other_logits_have_heads_with_a_norm_of_their_own(changes, named):
     source = ModelSource("random", RandomCheckpoint(small_config(**changes)), ChattyTokenizer())  # type: ignore[arg-type]
     with pytest.raises(UnsupportedModel, match=named):
         training_target(source)
+    found = training_target(source, any_logits=True).output_head()
+    assert {"logit_scale": found.scale, "logit_softcap": found.softcap}.items() >= changes.items()
+    can = {name for name, recipe in RECIPES.items() if recipe.learns_any_logits}
+    assert can == {"eagle3", "eagle3_one_norm", "p_eagle", "dspark"}
 
 
 @pytest.mark.parametrize(

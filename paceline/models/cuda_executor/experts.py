@@ -53,8 +53,9 @@ class FusedExperts(nn.Module):
         self._total = own.total
         self.shared, self.shared_gate, self._scales = shared, own.shared_gate, scales
         self.selection = None if own.selection is None else own.selection.bias
+        self._activate = cast(FeedForward, own.experts[0])
+        self._is_gated = self._activate.gate is not None
         raising, downs = _raising(own), _linears(own, "down")
-        self._activate, self._is_gated = cast(FeedForward, own.experts[0]), len(raising) > len(downs)
         self.raise_both, self.raise_bias = _stacked(raising), _biases(raising)
         self.lower, self.lower_bias = _stacked(downs), _biases(downs)
         self._activate.gate = self._activate.up = self._activate.down = None  # type: ignore[assignment]

@@ -78,7 +78,7 @@ class HeadConfig:
         confidence: whether it has a confidence output (DSpark), which also reads the previous token if
             `confidence_markov`.
         inner_size: width of the state of an MLP or LSTM speculator, of the feed-forward of a blockwise head.
-        embedding_scale: factor on the target's embeddings where an MLP speculator reads those.
+        embedding_scale: factor on the target's embeddings where an MLP speculator or a block reads those.
         tied: whether all steps of an MLP speculator share their weights, except for the first projection.
         scale_input: whether an MLP speculator norms its input.
         block_depth: residual blocks per Medusa head, linear layers per Hydra head.

@@ -171,7 +171,7 @@ def load_head(name_or_path: str | Path, target: ModelSource | None = None, *, re
         return record
     for sentence in check_fit(record, own, any_weights):
         warnings.warn(f"{name_or_path}: {sentence}", HeadWarning, stacklevel=2)
-    return _as_far_as(record, target)
+    return _as_far_as(_with_scaled_embeddings(record, target), target)
 
 
 def _ref(folder: Path, place: Place, name: str) -> HeadRef:
@@ -212,6 +212,18 @@ def head_path(name_or_path: str | Path) -> Path:
     if name.count("/") == 1 and not name.startswith((".", *(f"{model}/" for model in BUILTIN_MODELS))):
         return hub_folder(name, _HUB_FILES, f"no head of that name or path (known: {known})")
     raise ModelNotFound(f"head {name!r}: no such folder or file; known heads: {known}; {CONFIG} and {WEIGHTS} make one")
+
+
+def _with_scaled_embeddings(record: HeadRecord, target: ModelSource) -> HeadRecord:
+    """`record`, whose block reads the target's embeddings as the target does. Layouts have no field for the factor.
+
+    Other heads read them as they are stored: a norm follows, or weights that were trained with that.
+    """
+    scale, config = target.checkpoint.config.embedding_scale, record.config
+    if config.family not in ("dflash", "dspark") or config.owns_embedding or scale == config.embedding_scale:
+        return record
+    note = f"its block reads embeddings times {scale:g}, as {target.name} does"
+    return replace(record, config=replace(config, embedding_scale=scale), notes=(*record.notes, note))
 
 
 def _as_far_as(record: HeadRecord, target: ModelSource) -> HeadRecord:

@@ -19,7 +19,7 @@ from paceline.training.drafts.divergences import criterion_of
 from paceline.training.drafts.net import DraftNet
 from paceline.training.drafts.texts import Teacher, Texts, continued, make_texts, stored_states
 from paceline.training.heads.figures import Evaluation, figures
-from paceline.training.heads.losses import Read, fused_loss, logits_of
+from paceline.training.heads.losses import OutputHead, Read, fused_loss, logits_of
 from paceline.training.heads.shards import Document, TapStore
 from paceline.training.run.trainee import Moment, Trainee
 
@@ -72,7 +72,9 @@ class DistillRecipe(Trainee):
             hidden = self.net(texts.tokens, texts.lengths)
         rows = texts.labelled
         read = Read(hidden[rows].float())
-        parts = fused_loss(read, texts.normed[rows], self._head, texts.weights, self._criterion, self._target_head)
+        parts = fused_loss(
+            read, texts.normed[rows], self._head, texts.weights, self._criterion, OutputHead(self._target_head)
+        )
         return parts.loss
 
     def about(self) -> dict[str, int | float | str]:

@@ -118,7 +118,8 @@ def check_rank(rank: int, config: ModelConfig) -> None:
 
 def check_trainable(config: ModelConfig) -> None:
     """Raises UnsupportedModel for a model that `DraftNet` cannot represent."""
-    plain = config.has_plain_layers and config.embedding_scale == 1.0 and not config.logit_softcap
+    plain = (config.has_plain_layers and config.embedding_scale == config.logit_scale == 1.0
+             and not config.logit_softcap)  # fmt: skip
     if not plain or config.mlp_bias or config.experts is not None:
         problem = f"draft: {config.model_type} models with this feed-forward, norm or position are not trained"
         raise UnsupportedModel(f"{problem}; take a Llama, Mistral, Qwen2 or Qwen3 model without experts")

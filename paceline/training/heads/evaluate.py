@@ -80,12 +80,11 @@ def _stood(head: Drafts, store: TapStore, documents: Sequence[Document]) -> list
 
 def _acceptance(head: Drafts, store: TapStore, documents: Sequence[Document]) -> list[float]:
     """Per step the mean acceptance probability, sum min(p, q)."""
-    totals, places = torch.zeros(head.num_steps), torch.zeros(head.num_steps)
+    totals, places, whole = torch.zeros(head.num_steps), torch.zeros(head.num_steps), head.target.output_head()
     for batch in _batches(head, store, documents):
         for step, read in enumerate(_reads(head, batch)):
             kept = batch.labelled(step)
-            teacher = batch.teacher(step).to(head.target.head.dtype)
-            law = (teacher @ head.target.head.T).float().softmax(-1)[:, head.ids]
+            law = whole.logits(batch.teacher(step)).softmax(-1)[:, head.ids]
             drafted = logits_of(read, head.rows)[kept].softmax(-1)
             totals[step] += float(torch.minimum(law, drafted).sum())
             places[step] += len(drafted)

@@ -34,6 +34,27 @@ class Read(NamedTuple):
     added: tuple[Tensor, Tensor] | None = None
 
 
+class OutputHead(NamedTuple):
+    """What makes a target's logits of its states after the final norm.
+
+    Attributes:
+        rows: [m, h], in the number format of the product.
+        scale: factor on logits.
+        softcap: bound of logits, as softcap * tanh(logits / softcap); 0 for none.
+    """
+
+    rows: Tensor
+    scale: float = 1.0
+    softcap: float = 0.0
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[n, m] float32 of states [n, h]."""
+        found = (states.to(self.rows.dtype) @ self.rows.T).float()
+        if self.scale != 1.0:
+            found *= self.scale
+        return found.div_(self.softcap).tanh_().mul_(self.softcap) if self.softcap else found
+
+
 Criterion = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 """Maps the head's logits and the target's laws, [n, m] each, to the loss [n], the acceptance probability [n] and the
 gradient [n, m] of the loss by the logits."""
@@ -123,7 +144,7 @@ def logits_of(read: Read, rows: Tensor) -> Tensor:
 class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, inputs: Tensor | None, added: Tensor | None, teacher: Tensor, rows: Tensor,
-                weights: Tensor, criterion: "Criterion", teacher_rows: Tensor) -> Any:  # fmt: skip
+                weights: Tensor, criterion: "Criterion", teacher_head: OutputHead) -> Any:  # fmt: skip
         pair = None if inputs is None or added is None else (inputs, added)
         total, acceptance, hits = (
             hidden.new_zeros(()),
@@ -134,8 +155,8 @@ class _FusedLoss(torch.autograd.Function):
         for start in range(0, len(hidden), CHUNK):
             part = slice(start, start + CHUNK)
             logits = logits_of(Read(hidden[part], pair and (pair[0][part], pair[1])), rows)
-            law = (teacher[part].to(teacher_rows.dtype) @ teacher_rows.T).float()
-            loss, acceptance[part], hits[part], by_logits = _graded(logits, law, weights[part], criterion)
+            wanted = teacher_head.logits(teacher[part])
+            loss, acceptance[part], hits[part], by_logits = _graded(logits, wanted, weights[part], criterion)
             total += loss
             by_logits = by_logits.to(rows.dtype)
             gradients[0][part] = (by_logits @ rows).to(hidden.dtype)
@@ -152,7 +173,8 @@ class _FusedLoss(torch.autograd.Function):
         return (*gradients, *[None] * (8 - len(gradients)))
 
 
-def law_loss(read: Read, teacher: Tensor, rows: Tensor, weights: Tensor, eta: float | None = None) -> LossParts:
+def law_loss(read: Read, teacher: Tensor, rows: Tensor, weights: Tensor, eta: float | None = None,
+             teacher_head: OutputHead | None = None) -> LossParts:  # fmt: skip
     """Weighted sum over positions of the loss of the head's law against the target's.
 
     Args:
@@ -160,17 +182,18 @@ def law_loss(read: Read, teacher: Tensor, rows: Tensor, weights: Tensor, eta: fl
         rows: [m, h] rows of the target's output head for the draft vocabulary, in the number format of the product.
         weights: [n] of each position.
         eta: see `row_gradients`.
+        teacher_head: see `fused_loss`.
     """
-    return fused_loss(read, teacher, rows, weights, LawCriterion(eta))
+    return fused_loss(read, teacher, rows, weights, LawCriterion(eta), teacher_head)
 
 
 def fused_loss(read: Read, teacher: Tensor, rows: Tensor, weights: Tensor, criterion: Criterion,
-               teacher_rows: Tensor | None = None) -> LossParts:  # fmt: skip
+               teacher_head: OutputHead | None = None) -> LossParts:  # fmt: skip
     """As `law_loss`, for any criterion.
 
     Args:
-        teacher_rows: [m, h'] rows of the target's output head where they differ from `rows`; `teacher` is [n, h'] then.
+        teacher_head: what makes logits of `teacher`; None for `rows`.
     """
     inputs, added = read.added or (None, None)
-    theirs = rows if teacher_rows is None else teacher_rows
+    theirs = OutputHead(rows) if teacher_head is None else teacher_head
     return LossParts(*_FusedLoss.apply(read.hidden, inputs, added, teacher, rows, weights, criterion, theirs))  # type: ignore[misc]

@@ -12,6 +12,7 @@ from paceline.models.heads.layer_config import plain_layers
 from paceline.models.heads.record import TargetPrint
 from paceline.models.resolve import ModelSource
 from paceline.models.torch_executor.model import usable_device
+from paceline.training.heads.losses import OutputHead
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -24,6 +25,8 @@ class Target:
         embedding, head: [vocabulary, hidden] bfloat16; one tensor where they are tied.
         norm: [hidden] float32, of its final norm.
         mask_token_id: a token that texts do not hold, whose embedding stands for a place to fill.
+        embedding_scale: factor on its embeddings.
+        logit_scale, logit_softcap: see `OutputHead`.
 
     Heads are trained on the device where these tensors are.
     """
@@ -34,19 +37,31 @@ class Target:
     head: Tensor
     norm: Tensor
     mask_token_id: int = 0
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
+
+    def output_head(self, ids: Tensor | None = None) -> OutputHead:
+        """What makes its logits, of tokens `ids` [m] only; of all by default."""
+        rows = self.head if ids is None else self.head[ids].contiguous()
+        return OutputHead(rows, self.logit_scale, self.logit_softcap)
 
 
-def training_target(source: ModelSource, device: str = "cpu") -> Target:
+def training_target(source: ModelSource, device: str = "cpu", any_logits: bool = False) -> Target:
     """The tensors and sizes of a model that training heads for it needs, on `device`.
 
+    Args:
+        any_logits: take models whose logits are scaled or capped, too; see `Recipe.learns_any_logits`.
+
     Raises:
-        UnsupportedModel: the published layouts of heads cannot express the model's embeddings or logits.
+        UnsupportedModel: the model's logits are, and may not be.
         InvalidParameter: torch cannot put anything on the device.
     """
     place = usable_device(device)
     checkpoint = source.checkpoint
     config = checkpoint.config
-    _check_ends(config)
+    if not any_logits:
+        _check_logits(config)
     embedding = torch.from_numpy(checkpoint.tensor("model.embed_tokens.weight")).bfloat16()
     tied = config.tie_word_embeddings
     head = embedding if tied else torch.from_numpy(checkpoint.tensor("lm_head.weight")).bfloat16()
@@ -54,31 +69,20 @@ def training_target(source: ModelSource, device: str = "cpu") -> Target:
     on_device = embedding.to(place)
     head = on_device if tied else head.to(place)
     layers = plain_layers(config)
-    return Target(target_print(source), layers, on_device, head, norm.to(place), _unused_token(source))
+    return Target(
+        target_print(source), layers, on_device, head, norm.to(place), _unused_token(source), config.embedding_scale,
+        config.logit_scale, config.logit_softcap,
+    )  # fmt: skip
 
 
-_KINDS = {
-    "norm": "with other norms than RMS norms",
-    "embedding_scale": "that scale their embeddings (Gemma)",
-    "logit_scale": "that scale their logits",
-    "logit_softcap": "that cap their logits",
-}
-"""Models whose embeddings or logits are more than their tables say, by the field of `ModelConfig`."""
-
-
-def _check_ends(config: ModelConfig) -> None:
-    """Refuse a model whose embeddings or logits are more than its tables say, which heads could not share.
-
-    Raises:
-        UnsupportedModel: naming what differs.
-    """
-    ends = {"norm": config.norm == "rms", "embedding_scale": config.embedding_scale == 1.0,
-            "logit_scale": config.logit_scale == 1.0, "logit_softcap": not config.logit_softcap}  # fmt: skip
-    for name, is_plain in ends.items():
-        if not is_plain:
-            problem = f"heads for models {_KINDS[name]}, such as this one ({config.model_type}), are not trained"
-            reason = "the layouts that heads are published in have no place for that"
-            raise UnsupportedModel(f"{name}: {problem}: {reason}; take another target, or another way to draft")
+def _check_logits(config: ModelConfig) -> None:
+    """Raise UnsupportedModel for a model whose logits are not the product of its output head alone."""
+    found = {"logit_scale": ("scale", config.logit_scale != 1.0), "logit_softcap": ("cap", bool(config.logit_softcap))}
+    for name, (verb, is_so) in found.items():
+        if is_so:
+            problem = f"this is not trained for models that {verb} their logits, such as this one ({config.model_type})"
+            remedy = "train a head of eagle3, p_eagle or dspark, whose own norm learns that"
+            raise UnsupportedModel(f"{name}: {problem}; {remedy}")
 
 
 def _unused_token(source: ModelSource) -> int:

@@ -308,10 +308,9 @@ def test_many_rows_take_the_modules():
     assert net._kernels_for(torch.zeros(33)) is None
 
 
-@pytest.mark.parametrize("make", [records.dspark, records.dflash])
-def test_blocks_take_kernels_that_say_what_the_modules_say(make):
+@pytest.mark.parametrize("record", [records.dspark(), records.dflash(embedding_scale=9.8)], ids=["dspark", "dflash"])
+def test_blocks_take_kernels_that_say_what_the_modules_say(record):
     pytest.importorskip("triton")
-    record = make()
     nets = [make_net(record, on_device(kind, "float16")) for kind in ("triton", "by_position")]
     size, taps = record.config.block_size, TAPS[:13, : 96 * len(record.config.taps)]
     rows = build_rows([Part((2, 0), 13, [7, *[record.config.mask_token_id] * (size - 1)])])

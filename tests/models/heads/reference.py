@@ -148,7 +148,8 @@ def lstm(x, inputs, recurrent, *biases):
 def block(record: HeadRecord, embedding, head, taps, tokens):
     """Logits without the bias and states of a block's `tokens`, after a context with `taps`."""
     tensors, eps = record.tensors, record.config.layer.norm_eps
-    context, x = rms(projected(record, np.float64(taps)), tensors["hidden_norm.weight"], eps), embedding[tokens]
+    context = rms(projected(record, np.float64(taps)), tensors["hidden_norm.weight"], eps)
+    x = embedding[tokens] * record.config.embedding_scale
     places = np.arange(len(context), len(context) + len(tokens))
     for number in range(record.config.num_layers):
         layer = Decoder(record, number)

@@ -62,8 +62,9 @@ def test_p_eagle(target, flags):
     close(ours.top_probs, theirs.top_probs)
 
 
-def test_dspark(target):
-    nets, tokens = both(target, records.dspark()), np.array([5, 60, 7, 7], np.int32)
+@pytest.mark.parametrize("flags", [{}, {"embedding_scale": 9.8}])
+def test_dspark(target, flags):
+    nets, tokens = both(target, records.dspark(**flags)), np.array([5, 60, 7, 7], np.int32)
     outputs = [net.forward(block_rows(net, 21), filled(net, 21)) for net in nets]
     states = outputs[0].hidden.copy()
     for ours, theirs in zip(*outputs, strict=True):

@@ -19,6 +19,7 @@ HEADS = {
     "no bias": records.dspark(markov_rank=0, confidence=False, fc_bias=True),
     "plain confidence": records.dspark(confidence_markov=False, owns_head=True),
     "dflash": records.dflash(),
+    "scaled embeddings": records.dflash(embedding_scale=9.8),
 }
 pytestmark = pytest.mark.usefixtures("own_weight_cache")
 

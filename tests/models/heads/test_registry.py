@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import HeadWarning, InvalidParameter, ModelNotFound, PacelineError
+from paceline.models.architecture.config import ModelConfig
 from paceline.models.heads import registry
 from paceline.models.heads.files import save_head
 from paceline.models.heads.fingerprint import target_print
@@ -24,8 +25,8 @@ CONFIG = replace(LAYER, num_hidden_layers=6, max_position_embeddings=128)
 class OnDisk(RandomCheckpoint):
     """Random weights that stand for a file, whose bytes are its digest's."""
 
-    def __init__(self, path: Path, content: str) -> None:
-        super().__init__(CONFIG)
+    def __init__(self, path: Path, content: str, config: ModelConfig = CONFIG) -> None:
+        super().__init__(config)
         self.path, self.fingerprint = path, f"{path.name}-{content}"
         path.write_text(content)
 
@@ -180,6 +181,20 @@ def test_positions_go_as_far_as_the_target_and_training_is_told(places: Path) ->
     assert any("trained to 64 positions, the target goes to 128" in note for note in record.notes)
     assert record.config.layer is not None and record.config.layer.max_position_embeddings == 128
     assert record.config.max_positions == 64
+
+
+@pytest.mark.parametrize(("form", "scale"), [("dflash", 8.0), ("dspark", 8.0), ("eagle3.1", 1.0), ("mlp", 1.0)])
+def test_blocks_read_embeddings_as_a_target_that_scales_them(places: Path, form: str, scale: float) -> None:
+    """No layout has a field for the factor, so heads of other programs cannot say it (DFlash for Gemma 4)."""
+    checkpoint = OnDisk(places / "gemma.gguf", "weights", replace(CONFIG, embedding_scale=8.0))
+    target = ModelSource("gemma", checkpoint, ByteTokenizer())  # type: ignore[arg-type]
+    record = head_for(target, form)
+    save_head(replace(record, config=replace(record.config, embedding_scale=1.0)), places / "head")
+    found = load_head(places / "head", target)
+    assert found.config.embedding_scale == scale
+    assert any("embeddings times 8, as gemma does" in note for note in found.notes) == (scale == 8.0)
+    save_head(found, places / "again")
+    assert load_head(places / "again").config.embedding_scale == scale, "kept in this project's own block"
 
 
 def test_a_replaced_file_is_another_target(places: Path) -> None:

@@ -1,10 +1,12 @@
 """The fused loss against the formulas written out, and its gradients against automatic ones."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
-from paceline.training.heads.losses import Read, law_loss
+from paceline.training.heads.losses import OutputHead, Read, law_loss
 
 ROWS, WIDTH, VOCAB = 7, 5, 11
 
@@ -38,6 +40,20 @@ def test_fused_loss_is_the_formula(eta):
     torch.testing.assert_close(found.loss, expected)
     torch.testing.assert_close(found.acceptance, acceptance)
     torch.testing.assert_close(fused.grad, plain.grad)
+
+
+@pytest.mark.parametrize("head", [OutputHead, partial(OutputHead, scale=0.25), partial(OutputHead, softcap=3.0),
+                                  partial(OutputHead, scale=2.0, softcap=3.0)])  # fmt: skip
+def test_the_targets_law_has_its_factor_and_its_cap_and_the_heads_has_neither(head):
+    hidden, teacher, rows, weights = numbers()
+    logits, made = teacher @ rows.T, head(rows)
+    expected = logits * made.scale
+    expected = made.softcap * torch.tanh(expected / made.softcap) if made.softcap else expected
+    torch.testing.assert_close(made.logits(teacher), expected)
+    p, q = expected.softmax(-1), (hidden @ rows.T).softmax(-1)
+    found = law_loss(Read(hidden), teacher, rows, weights, None, made)
+    torch.testing.assert_close(found.loss, (-(p * q.log()).sum(-1) * weights).sum())
+    torch.testing.assert_close(found.acceptance, torch.minimum(p, q).sum(-1))
 
 
 def test_trained_rows_get_their_gradient():

@@ -212,7 +212,8 @@ class _FusedBlock(_Fused):
         self, placed: PagedRows, tokens: Tensor, fed: Sequence[Tensor], cache: TorchKVCache
     ) -> tuple[Tensor, Tensor]:
         """See `FusedHead`."""
-        residual = self._embedded(tokens)
+        residual, scale = self._embedded(tokens), self._net.config.embedding_scale
+        residual = residual if scale == 1.0 else residual * scale
         _, x = _normed(self._net.layers[0].input_layernorm, residual, self._kind)
         residual, to_add = self._through(x, residual, placed, cache)
         _, read = _normed(self._net.norm, residual, self._kind, to_add)

@@ -52,7 +52,7 @@ class NumbaBlockNet:
         self._keys = buffers.floats(self._lent.qkv.width - self._lent.mixed.width)
         self._picked, self._read = buffers.floats(width, per_asked=True), buffers.codes(width, per_asked=True)
         self._out = buffers.floats(width)
-        self._embedding, self._head = material.embedding(), material.head(buffers)
+        self._embedding, self._head = material.embedding(scale=config.embedding_scale), material.head(buffers)
         self._layers = [pack_layer(material.pool, material.tensors, i, self._layer) for i in range(config.num_layers)]
         self._norm, self._context_norm = material.vector("norm.weight"), material.vector("hidden_norm.weight")
         self._projection = Projection(material, buffers)

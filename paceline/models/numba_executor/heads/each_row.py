@@ -35,6 +35,7 @@ from paceline.models.numba_executor.heads.program import (
     SOURCE_COLUMN,
     TARGET,
     TARGET_COLUMN,
+    TIMES,
     WEIGHT,
     WIDTH,
 )
@@ -87,6 +88,10 @@ def on_row(op, row, first, count, shape, eps, store, batch, work, keys, values, 
         zero = v.splat(np.float32(0))
         for i in range(target, target + width, v.LANES):
             v.store(floats, i, v.maximum(v.load(floats, i), zero))
+    elif code == TIMES:
+        factor = v.splat(store.vectors[op[SCALE]])
+        for i in range(target, target + width, v.LANES):
+            v.store(floats, i, v.mul(v.load(floats, i), factor))
     elif code == LSTM:
         _lstm(floats, source, work.places[op[TARGET], 0], first + row, batch.picks[first + row], width)
     elif code == ARGMAX:

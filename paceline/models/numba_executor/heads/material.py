@@ -19,6 +19,7 @@ from paceline.models.numba_executor.heads.program import (
     LOOKUP,
     NONE,
     PRODUCT,
+    TIMES,
     Buffer,
     Buffers,
     Program,
@@ -92,11 +93,12 @@ class Material:
         """The number of the matrix ``NAME.weight`` in the pool and where ``NAME.bias`` begins, `NONE` without one."""
         return self.pool.matrix(self.tensors[f"{name}.weight"]), self.vector_or_none(f"{name}.bias")
 
-    def embedding(self, name: str = EMBEDDING) -> "Embedding":
-        """How the embedding of a token is looked up: in the tensor `name`, or in the target's."""
+    def embedding(self, name: str = EMBEDDING, scale: float = 1.0) -> "Embedding":
+        """How the embedding of a token is looked up: in the tensor `name`, or in the target's, times `scale`."""
+        factor = NONE if scale == 1.0 else self.pool.vector(np.array([scale], np.float32))
         if name in self.tensors:
-            return Embedding(LOOKUP, self.pool.table(self.tensors[name]), self.tensors[name].shape[1])
-        return Embedding(EMBED, NONE, self.target_config.hidden_size)
+            return Embedding(LOOKUP, self.pool.table(self.tensors[name]), self.tensors[name].shape[1], factor)
+        return Embedding(EMBED, NONE, self.target_config.hidden_size, factor)
 
     def head(self, buffers: Buffers, name: str = HEAD) -> "OutputHead":
         """How logits come from hidden states: the tensor `name`, or rows of the target's head."""
@@ -140,12 +142,15 @@ class Material:
 class Embedding:
     """Looks up a row's token: in the target's embedding, or in a table of the head's own."""
 
-    def __init__(self, code: int, table: int, width: int) -> None:
-        self._code, self._table, self._width = code, table, width
+    def __init__(self, code: int, table: int, width: int, factor: int) -> None:
+        self._code, self._table, self._width, self._factor = code, table, width, factor
 
     def add(self, program: Program, span: int, target: Buffer, column: int = 0) -> None:
         """target[row, column:] = the embedding of the row's token."""
-        program.add(self._code, span, None, target, target_column=column, weight=self._table, width=self._width)
+        places = {"target_column": column, "weight": self._table, "width": self._width}
+        program.add(self._code, span, None, target, **places)
+        if self._factor != NONE:
+            program.add(TIMES, span, None, target, **places | {"scale": self._factor})
 
 
 class OutputHead:

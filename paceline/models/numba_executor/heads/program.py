@@ -16,8 +16,8 @@ import numpy as np
 # What an operation does. The first group takes row by row, the second panels of weights or blocks of attention.
 (
     EMBED, LOOKUP, NORM, NORM_PUT, PUT, GATHER, COPY, HEAD_NORM, PLACE, RESIDUAL_SILU, MIX_NORM_GELU, RELU, LSTM,
-    ARGMAX,
-) = range(14)  # fmt: skip
+    ARGMAX, TIMES,
+) = range(15)  # fmt: skip
 PRODUCT, GATED, ATTEND = range(20, 23)
 
 # Columns of an operation.

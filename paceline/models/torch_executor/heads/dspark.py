@@ -1,7 +1,8 @@
 """DFlash (2602.06036) and DSpark (2607.05147): a block of masks drafted in one pass, with context keys from taps.
 
     context keys and values, per layer: k_proj, v_proj of hidden_norm(fc(taps))
-    block rows: embeddings of the anchor and of masks; each attends to the context and to the whole block
+    block rows: embeddings of the anchor and of masks, as the target scales them; each attends to the context and to
+        the whole block
     logits = head(norm(x)), plus markov_w2 (markov_w1 of the token before) (DSpark)
 
 The confidence that a drafted token is accepted reads the state of its position and the previous token, never the token
@@ -59,6 +60,11 @@ class DSpark(SharesTables):
             self.markov_head = MarkovHead(config.target.vocab_size, config.draft_vocab_size, rank)
         if config.confidence:
             self.confidence_head = ConfidenceHead(size + (rank if config.confidence_markov else 0))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See `SharesTables.embed`."""
+        found = super().embed(tokens)
+        return found if self.config.embedding_scale == 1.0 else found * self.config.embedding_scale
 
     def context(self, taps: Tensor) -> Tensor:
         """Input [n, hidden] of the layers' context keys and values, from taps [n, number of taps, target's hidden]."""

@@ -40,12 +40,16 @@ class Recipe(Trainee):
     as_reached: ClassVar[bool] = False
     """Whether the loss of a step is also multiplied by (1 + acceptance) / 2 of each step before it (D-PACE): a step
     that is seldom reached adds little to the expected length."""
+    learns_any_logits: ClassVar[bool] = False
+    """Whether a norm of the head's own comes before the output head. Its weights then learn what a target does to its
+    logits beyond the product (a factor, a cap), for which layouts of heads have no field."""
 
     def __init__(self, target: Target, draft_ids: np.ndarray, num_steps: int) -> None:
         self.target, self.draft_ids, self.num_steps = target, draft_ids, num_steps
         self.device = target.head.device
         self.ids = torch.from_numpy(draft_ids).long().to(self.device)
-        self.rows = target.head[self.ids].contiguous()
+        self.target_head = target.output_head(self.ids)
+        self.rows = self.target_head.rows
         self.config = self.describe(target, len(draft_ids), num_steps)
         self.net = self.build(target).to(self.device)
 
@@ -91,7 +95,8 @@ class Recipe(Trainee):
 
     def step_loss(self, read: Read, teacher: Tensor, weights: Tensor, moment: Moment) -> LossParts:
         """The loss of one step: soft cross entropy, towards the end of the run the LK hybrid; see `law_loss`."""
-        return law_loss(read, teacher, self.rows, weights, _ETA if moment.done >= _HYBRID_FROM else None)
+        eta = _ETA if moment.done >= _HYBRID_FROM else None
+        return law_loss(read, teacher, self.rows, weights, eta, self.target_head)
 
     def evaluate(self, store: TapStore, documents: Sequence[Document]) -> Evaluation:
         """See `Trainee.evaluate`."""
@@ -123,5 +128,5 @@ class Recipe(Trainee):
 def with_norm_of(target: Target, net: nn.Module) -> nn.Module:
     """`net`, whose last norm begins as the target's, since its output head is the target's too."""
     with torch.no_grad():
-        net.norm.weight.copy_(target.norm)  # type: ignore[union-attr, operator]
+        net.norm.weight.copy_(target.norm * target.logit_scale)  # type: ignore[union-attr, operator]
     return net

@@ -28,7 +28,7 @@ class DSparkRecipe(Recipe):
     shared heads would make narrower than the hidden state.
     """
 
-    family, decay, as_reached = "dspark", REACHED_DECAY, True
+    family, decay, as_reached, learns_any_logits = "dspark", REACHED_DECAY, True, True
 
     def __init__(self, target: Target, draft_ids: np.ndarray, num_steps: int) -> None:
         super().__init__(target, draft_ids, num_steps)
@@ -44,6 +44,7 @@ class DSparkRecipe(Recipe):
             "dspark", target.about, eagle_taps(target.about.num_hidden_layers), layer, _LAYERS, num_steps,
             draft_vocab_size, mask_token_id=target.mask_token_id, sample_from_anchor=True,
             markov_rank=min(_RANK, target.config.hidden_size), confidence=True, variant="vanilla",
+            embedding_scale=target.embedding_scale,
         )  # fmt: skip
 
     def build(self, target: Target) -> nn.Module:

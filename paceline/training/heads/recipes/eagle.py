@@ -60,7 +60,7 @@ class EagleRecipe(Recipe):
         """SmoothL1 of the states, averaged over their values, plus the cross entropies."""
         states = functional.smooth_l1_loss(read.hidden, teacher.float(), reduction="none").mean(-1)
         criterion = partial(top_cross_entropy, top_weight=self.top_weight)
-        parts = fused_loss(read, teacher, self.rows, weights, criterion)
+        parts = fused_loss(read, teacher, self.rows, weights, criterion, self.target_head)
         return parts._replace(loss=parts.loss + (states * weights).sum())
 
 

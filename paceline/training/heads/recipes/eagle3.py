@@ -22,7 +22,7 @@ from paceline.training.heads.target import Target
 class Eagle3Recipe(Recipe):
     """One layer of the target's shape."""
 
-    family, decay, as_reached = "eagle3", REACHED_DECAY, True
+    family, decay, as_reached, learns_any_logits = "eagle3", REACHED_DECAY, True, True
 
     @staticmethod
     def describe(target: Target, draft_vocab_size: int, num_steps: int) -> HeadConfig:

@@ -97,9 +97,8 @@ class FalconRecipe(Recipe):
     def _distance(self, outputs: Tensor, teacher: Tensor) -> Tensor:
         """The sum over rows of SmoothL1, averaged over the state's values, plus the distillation loss."""
         states = functional.smooth_l1_loss(outputs, teacher.float(), reduction="none").mean(-1).sum()
-        parts = fused_loss(
-            Read(outputs), teacher, self.rows, torch.ones(len(outputs), device=self.device), distillation
-        )
+        ones = torch.ones(len(outputs), device=self.device)
+        parts = fused_loss(Read(outputs), teacher, self.rows, ones, distillation, self.target_head)
         return states + parts.loss
 
 

@@ -32,7 +32,7 @@ _LAYERS = 2
 class PEagleRecipe(Recipe):
     """EAGLE-3.1's first layer and a plain one; no state is fed back, so none is normalised for that."""
 
-    family = "p_eagle"
+    family, learns_any_logits = "p_eagle", True
 
     @staticmethod
     def describe(target: Target, draft_vocab_size: int, num_steps: int) -> HeadConfig:
