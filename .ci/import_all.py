@@ -1,7 +1,7 @@
 """Import every module of the installed paceline, where only base dependencies are installed.
 
-A module outside the rooms of `MAY_NEED` that needs an extra at import time fails it, and so does any other error. Run
-by `try_wheel.py` in an environment of its own.
+A module outside the packages of `MAY_NEED` that needs an extra at import time fails it, and so does any other error.
+Run by `try_wheel.py` in an environment of its own.
 """
 
 import importlib
@@ -40,7 +40,7 @@ def modules() -> list[str]:
 
 def complaint(name: str) -> str | None:
     """What is wrong with importing module `name`, if anything."""
-    allowed = set().union(*(extra for room, extra in MAY_NEED.items() if f"{name}.".startswith(f"{room}.")))
+    allowed = set().union(*(extra for package, extra in MAY_NEED.items() if f"{name}.".startswith(f"{package}.")))
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -14,33 +14,36 @@ import tutorial
 
 
 @pytest.fixture(scope="module")
-def rooms():
-    return house.rooms()
+def subpackages():
+    return house.subpackages()
 
 
-def test_the_house_has_every_room_once(rooms):
+def test_the_house_has_every_subpackage_once(subpackages):
     names = [name for layer in house.layers() for name in layer]
-    assert sorted(names) == sorted(rooms)
+    assert sorted(names) == sorted(subpackages)
 
 
 def test_numbers_in_the_matrix_count_importing_modules():
-    rooms = {"high": house.Room("high", 3, {"low": 2}, ()), "low": house.Room("low", 1, {}, ("numpy",))}
-    drawn = house.matrix([["high"], ["low"]], rooms)
+    subpackages = {
+        "high": house.Subpackage("high", 3, {"low": 2}, ()),
+        "low": house.Subpackage("low", 1, {}, ("numpy",)),
+    }
+    drawn = house.matrix([["high"], ["low"]], subpackages)
     assert re.findall("<title>(.*?)</title>", drawn) == ["2 of 3 modules of high import low"]
     assert "\n\n" not in drawn
 
 
 def test_an_import_upwards_would_be_drawn_below_the_diagonal():
-    rooms = {"high": house.Room("high", 1, {}, ()), "low": house.Room("low", 1, {"high": 1}, ())}
-    (x, y) = re.search(r'class="hit" x="(\d+)" y="(\d+)"', house.matrix([["high"], ["low"]], rooms)).groups()
+    subpackages = {"high": house.Subpackage("high", 1, {}, ()), "low": house.Subpackage("low", 1, {"high": 1}, ())}
+    (x, y) = re.search(r'class="hit" x="(\d+)" y="(\d+)"', house.matrix([["high"], ["low"]], subpackages)).groups()
     assert int(x) < int(y)
 
 
-def test_imports_are_those_of_the_source(rooms):
-    assert rooms["errors"].imports == {}
-    assert rooms["theory"].imports["errors"] > 1
-    assert "torch" in rooms["models"].libraries
-    assert "os" not in {library for room in rooms.values() for library in room.libraries}
+def test_imports_are_those_of_the_source(subpackages):
+    assert subpackages["errors"].imports == {}
+    assert subpackages["theory"].imports["errors"] > 1
+    assert "torch" in subpackages["models"].libraries
+    assert "os" not in {library for subpackage in subpackages.values() for library in subpackage.libraries}
 
 
 def test_siblings_and_contracts_are_read_from_pyproject(tmp_path):

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 import yaml
 
 import paceline
+from paceline.drafters.base import Drafter, ReadingDrafter
+from paceline.speculation import DrafterTraits
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -75,14 +78,18 @@ def test_every_public_name_is_in_the_reference():
     assert {f"paceline.{name}" for name in paceline.__all__} - documented() == set()
 
 
-def test_every_room_with_public_names_has_a_page():
-    rooms = {path.parent.name for path in (ROOT / "paceline").glob("*/__init__.py") if "__all__ =" in path.read_text()}
-    assert {f"paceline.{room}" for room in rooms} - documented() == set()
+def test_every_subpackage_with_public_names_has_a_page():
+    subpackages = {
+        path.parent.name for path in (ROOT / "paceline").glob("*/__init__.py") if "__all__ =" in path.read_text()
+    }
+    assert {f"paceline.{subpackage}" for subpackage in subpackages} - documented() == set()
 
 
-def test_every_room_says_what_it_is_for():
-    rooms = sorted((ROOT / "paceline").glob("*/__init__.py"))
-    assert [room.parent.name for room in rooms if not ast.get_docstring(ast.parse(room.read_text()))] == []
+def test_every_subpackage_says_what_it_is_for():
+    subpackages = sorted((ROOT / "paceline").glob("*/__init__.py"))
+    assert [
+        subpackage.parent.name for subpackage in subpackages if not ast.get_docstring(ast.parse(subpackage.read_text()))
+    ] == []
 
 
 def test_every_file_on_a_request_s_way_exists():
@@ -93,7 +100,7 @@ def test_every_file_on_a_request_s_way_exists():
 
 def test_pages_include_only_what_the_build_writes():
     included = {name for page in PAGES for name in re.findall(r'^--8<-- "build/docs/(.+)"$', page.read_text(), re.M)}
-    assert included == {"stack.svg", "matrix.svg", "rooms.md", "contracts.md", "commands.md"}
+    assert included == {"stack.svg", "matrix.svg", "subpackages.md", "contracts.md", "commands.md"}
 
 
 @pytest.mark.parametrize("path", READ_ON_THEIR_OWN, ids=name_of)
@@ -114,3 +121,17 @@ def test_the_guide_to_clients_saves_a_tokenizer_that_transformers_reads(tmp_path
     exec(saving, {})
     read = transformers.AutoTokenizer.from_pretrained(tmp_path / "tok")
     assert read.decode(read("Name a river.")["input_ids"]) == "Name a river."
+
+
+def test_every_trait_of_a_drafter_is_in_its_table():
+    traits = re.search(r"^## Traits\n(.*?)^## ", (ROOT / "docs/drafters.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert traits is not None
+    told = set(re.findall(r"^\| `(\w+)` \|", traits[1], re.MULTILINE))
+    assert told == {field.name for field in fields(DrafterTraits)}
+
+
+def test_methods_that_the_guide_to_drafters_names_are_those_of_the_protocols():
+    page = (ROOT / "docs/adding-a-drafter.md").read_text()
+    named = set(re.findall(r"`(\w+)\([a-z_, ]*\)(?: -> [^`]*)?`", page))
+    methods = {name for protocol in (Drafter, ReadingDrafter) for name in vars(protocol) if not name.startswith("_")}
+    assert "read_along" in named and named <= methods

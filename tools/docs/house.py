@@ -1,7 +1,7 @@
 """Draws the package's layers: import-linter's contracts from pyproject.toml, and the actual imports.
 
-`write(folder)` writes `stack.svg`, `matrix.svg`, `rooms.md` and `contracts.md`, which docs/house.md includes. Not a
-check: `lint-imports` finds broken contracts.
+`write(folder)` writes `stack.svg`, `matrix.svg`, `subpackages.md` and `contracts.md`, which docs/house.md includes. Not
+a check: `lint-imports` finds broken contracts.
 """
 
 import ast
@@ -24,12 +24,12 @@ CELL, LABEL = 34, 110
 
 
 @dataclass(frozen=True)
-class Room:
+class Subpackage:
     """A child of the root package, as the import graph shows it."""
 
     name: str
     num_modules: int
-    imports: dict[str, int]  # other rooms, and how many modules of this one import them
+    imports: dict[str, int]  # other subpackages, and how many modules of this one import them
     libraries: tuple[str, ...]  # third-party packages, sorted
 
 
@@ -39,21 +39,21 @@ def contracts(root: Path = ROOT) -> list[dict]:
 
 
 def layers(root: Path = ROOT) -> list[list[str]]:
-    """Names of the rooms, highest layer first, without the root package's name."""
+    """Names of the subpackages, highest layer first, without the root package's name."""
     (house,) = (contract for contract in contracts(root) if contract["type"] == "layers")
     return [[name.strip().split(".")[-1] for name in re.split("[|:]", layer)] for layer in house["layers"]]
 
 
-def rooms(package: str = "paceline") -> dict[str, Room]:
-    """Every room of `package` with its imports, from the source (nothing of it is run)."""
+def subpackages(package: str = "paceline") -> dict[str, Subpackage]:
+    """Every subpackage of `package` with its imports, from the source (nothing of it is run)."""
     graph = grimp.build_graph(package, include_external_packages=True, cache_dir=None)
     children = sorted(child for child in graph.find_children(package) if not child.endswith("__"))  # not __main__
-    return {child.split(".")[1]: _room(graph, child) for child in children}
+    return {child.split(".")[1]: _subpackage(graph, child) for child in children}
 
 
-def _room(graph: grimp.ImportGraph, name: str) -> Room:
+def _subpackage(graph: grimp.ImportGraph, name: str) -> Subpackage:
     modules = {name} | graph.find_descendants(name)
-    package, room = name.split(".")
+    package, subpackage = name.split(".")
     ours: Counter[str] = Counter()
     libraries: set[str] = set()
     for module in modules:
@@ -61,17 +61,17 @@ def _room(graph: grimp.ImportGraph, name: str) -> Room:
         ours.update({target.split(".")[1] for target in targets if target.startswith(f"{package}.")})
         libraries |= {target.split(".")[0] for target in targets}
     libraries -= {package, *sys.stdlib_module_names}
-    return Room(room, len(modules), dict(ours), tuple(sorted(libraries)))
+    return Subpackage(subpackage, len(modules), dict(ours), tuple(sorted(libraries)))
 
 
-def stack(order: list[list[str]], graph: dict[str, Room]) -> str:
+def stack(order: list[list[str]], graph: dict[str, Subpackage]) -> str:
     """The layers as SVG, the highest on top, siblings side by side."""
     parts = [_box(graph[name], *place) for name, place in _places(order).items() if name in graph]
-    return _svg(WIDTH, len(order) * BAND, "The layers of rooms", parts)
+    return _svg(WIDTH, len(order) * BAND, "The layers of subpackages", parts)
 
 
 def _places(order: list[list[str]]) -> dict[str, tuple[float, float, float]]:
-    """Left edge, upper edge and width of every room's box."""
+    """Left edge, upper edge and width of every subpackage's box."""
     boxes = {}
     for row, names in enumerate(order):
         width = (WIDTH - 4 - GAP * (len(names) - 1)) / len(names)
@@ -79,15 +79,15 @@ def _places(order: list[list[str]]) -> dict[str, tuple[float, float, float]]:
     return boxes
 
 
-def _box(room: Room, x: float, y: float, width: float) -> str:
-    count = "1 module" if room.num_modules == 1 else f"{room.num_modules} modules"
-    label = f'<text x="{x + width / 2:.0f}" y="{y + 20:.0f}">{escape(room.name)}</text>'
+def _box(subpackage: Subpackage, x: float, y: float, width: float) -> str:
+    count = "1 module" if subpackage.num_modules == 1 else f"{subpackage.num_modules} modules"
+    label = f'<text x="{x + width / 2:.0f}" y="{y + 20:.0f}">{escape(subpackage.name)}</text>'
     small = f'<text class="count" x="{x + width / 2:.0f}" y="{y + 37:.0f}">{count}</text>'
     return f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{BOX}" rx="6"/>{label}{small}'
 
 
-def matrix(order: list[list[str]], graph: dict[str, Room]) -> str:
-    """Who imports whom, as SVG: a row per importing room, a column per imported one, modules counted in the cells."""
+def matrix(order: list[list[str]], graph: dict[str, Subpackage]) -> str:
+    """Who imports whom, as SVG: a row per importing one, a column per imported one, modules counted in cells."""
     names = [name for layer in order for name in layer if name in graph]
     size = LABEL + CELL * len(names)
     parts = [_lines(names, number, size) for number in range(len(names))]
@@ -97,7 +97,7 @@ def matrix(order: list[list[str]], graph: dict[str, Room]) -> str:
         for column, low in enumerate(names)
         if low in graph[high].imports
     ]
-    return _svg(size + 2, size + 2, "Which room imports which", parts)
+    return _svg(size + 2, size + 2, "Which subpackage imports which", parts)
 
 
 def _lines(names: list[str], number: int, size: int) -> str:
@@ -110,9 +110,9 @@ def _lines(names: list[str], number: int, size: int) -> str:
     return f'{row}{column}{own}<path d="M{LABEL} {at} H{size} M{at} {LABEL} V{size}"/>'
 
 
-def _cell(room: Room, low: str, row: int, column: int) -> str:
-    x, y, count = LABEL + CELL * column, LABEL + CELL * row, room.imports[low]
-    says = f"<title>{count} of {room.num_modules} modules of {room.name} import {low}</title>"
+def _cell(subpackage: Subpackage, low: str, row: int, column: int) -> str:
+    x, y, count = LABEL + CELL * column, LABEL + CELL * row, subpackage.imports[low]
+    says = f"<title>{count} of {subpackage.num_modules} modules of {subpackage.name} import {low}</title>"
     frame = f'<rect class="hit" x="{x + 3}" y="{y + 3}" width="{CELL - 6}" height="{CELL - 6}" rx="4"/>'
     return f'<g>{says}{frame}<text class="count" x="{x + CELL / 2:.0f}" y="{y + CELL / 2 + 4:.0f}">{count}</text></g>'
 
@@ -123,12 +123,12 @@ def _svg(width: int, height: int, label: str, parts: list[str]) -> str:
     return "\n".join([f"<div>\n<svg {style}>", *parts, "</svg>\n</div>"]) + "\n"
 
 
-def room_table(order: list[list[str]], graph: dict[str, Room], root: Path = ROOT) -> str:
-    """A Markdown table: what each room is for (its own words), and which libraries it uses."""
-    lines = ["| room | what it is for | libraries |", "|---|---|---|"]
+def table(order: list[list[str]], graph: dict[str, Subpackage], root: Path = ROOT) -> str:
+    """A Markdown table: what each subpackage is for (its own words), and which libraries it uses."""
+    lines = ["| subpackage | what it is for | libraries |", "|---|---|---|"]
     for name in (name for layer in order for name in layer if name in graph):
-        room = graph[name]
-        cells = (f"`{name}`", _purpose(root / "paceline" / name), _names(room.libraries))
+        subpackage = graph[name]
+        cells = (f"`{name}`", _purpose(root / "paceline" / name), _names(subpackage.libraries))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -147,7 +147,7 @@ def contract_list(root: Path = ROOT) -> str:
     """The contracts that forbid imports, as a Markdown list."""
     forbidden = [contract for contract in contracts(root) if contract["type"] == "forbidden"]
     return "".join(
-        f"- **{c['name']}.** {_rooms_of(c)} may not import {_names(c['forbidden_modules'])}{_exceptions(c)}.\n"
+        f"- **{c['name']}.** {_subpackages_of(c)} may not import {_names(c['forbidden_modules'])}{_exceptions(c)}.\n"
         for c in forbidden
     )
 
@@ -157,20 +157,21 @@ def _exceptions(contract: dict) -> str:
     return f", except in {_names(allowed)}" if allowed else ""
 
 
-def _rooms_of(contract: dict) -> str:
+def _subpackages_of(contract: dict) -> str:
     modules = [module.removeprefix("paceline.") for module in contract["source_modules"]]
     groups: dict[str, list[str]] = {}
     for module in modules:
         groups.setdefault(module.split(".")[0], []).append(module)
     return ", ".join(
-        f"`{room}`" + (f" ({len(names)} modules of it)" if "." in names[0] else "") for room, names in groups.items()
+        f"`{subpackage}`" + (f" ({len(names)} modules of it)" if "." in names[0] else "")
+        for subpackage, names in groups.items()
     )
 
 
 def write(folder: Path) -> None:
     """Draw into `folder`."""
-    order, graph = layers(), rooms()
+    order, graph = layers(), subpackages()
     (folder / "stack.svg").write_text(stack(order, graph))
     (folder / "matrix.svg").write_text(matrix(order, graph))
-    (folder / "rooms.md").write_text(room_table(order, graph))
+    (folder / "subpackages.md").write_text(table(order, graph))
     (folder / "contracts.md").write_text(contract_list())
