@@ -17,6 +17,7 @@ from paceline.models.base import NORMED
 from paceline.models.cuda_executor.block_layers import MANY, BlockEmbedding, BlockLinear, widened
 from paceline.models.cuda_executor.block_matrix import BlockMatrix
 from paceline.models.cuda_executor.fused_layers import FusedLayer, FusedNorm, Unsummed, all_of, fused_layer
+from paceline.models.cuda_executor.graphs import on_device, release_unused_memory
 from paceline.models.cuda_executor.kernels.ends import embedded, peaks_of, row_angles
 from paceline.models.cuda_executor.kernels.products import Weights, product
 from paceline.models.cuda_executor.peers import Peers
@@ -44,7 +45,7 @@ class Fused:
         self.peaks_of = partial(peaks_of, begins_early=peers.shard is None)
         for name, layer in stack.layers.items():
             stack.layers[name] = fused_layer(cast(Layer, layer), peers, deterministic)
-            torch.cuda.empty_cache()  # the separate matrices, which the allocator would keep beside the joined ones
+            release_unused_memory()  # the separate matrices, which the allocator would keep beside the joined ones
         if stack.layer_inputs is not None:
             stack.layer_inputs.norm = FusedNorm(stack.layer_inputs.norm, peers)  # type: ignore[assignment]
         layers = list(stack.layers.values())
@@ -157,6 +158,10 @@ class FusedHead(nn.Module):
         self.weight, self._narrows = weight, narrows
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        with on_device(x.device):  # a layer for multi-token prediction calls it from outside a pass
+            return self._logits(x, out)
+
+    def _logits(self, x: Tensor, out: Tensor | None) -> Tensor:
         weight = self.weight
         in_blocks = isinstance(weight, BlockMatrix)
         if self._narrows(len(x), x.dtype) or (in_blocks and len(x) <= MANY):

@@ -5,9 +5,10 @@ outputs before the next one. On a GPU a graph is a CUDA graph. On a CPU, and in 
 its results are written to the same tensors, so that outputs that are kept too long are overwritten there as well.
 """
 
+import gc
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -17,8 +18,8 @@ Outputs = tuple[Tensor, ...]
 Graph = Callable[[], Outputs]
 """Replays recorded work; it returns the same tensors every time."""
 _recording = threading.Lock()
-"""Held while a graph is recorded: torch allows one capture in a process, on whatever device, and empties its caches
-before each, which fails during another one."""
+"""Held while a graph is recorded: torch allows one capture in a process, on whatever device, and caches cannot be
+emptied during one, which torch does before each."""
 
 
 class GraphCapture(Protocol):
@@ -46,15 +47,17 @@ class CudaGraphs:
         self._aside = torch.cuda.Stream(device)
 
     def __call__(self, run: Callable[[], Outputs]) -> Graph:
-        """See `GraphCapture`; a first run before recording compiles kernels and allocates workspaces of libraries."""
+        """See `GraphCapture`; a first run before recording compiles kernels."""
         aside, current = self._aside, torch.cuda.current_stream(self._device)
         aside.wait_stream(current)
-        with torch.cuda.stream(aside):
-            run()
-        current.wait_stream(aside)
+        try:
+            with torch.cuda.stream(aside):
+                run()
+        finally:
+            current.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         how = {"pool": self._pool, "stream": aside, "capture_error_mode": "thread_local"}
-        with _recording, torch.cuda.graph(graph, **how):
+        with _recording, _undisturbed(current), torch.cuda.graph(graph, **how):
             outputs = run()
 
         def replay() -> Outputs:
@@ -62,6 +65,40 @@ class CudaGraphs:
             return outputs
 
         return replay
+
+
+@contextmanager
+def _undisturbed(current: torch.cuda.Stream) -> Iterator[None]:
+    """What holds during a recording; afterwards, also when it failed, `current` is this thread's stream again."""
+    with _nothing_freed(), _workspaces_of_its_own(), torch.cuda.stream(current):
+        yield
+
+
+@contextmanager
+def _nothing_freed() -> Iterator[None]:
+    """Keep Python from collecting cycles: a graph that is freed during a recording makes that fail (pytorch#161037)."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def _workspaces_of_its_own() -> Iterator[None]:
+    """Let cuBLAS allocate its workspace in the graphs' pool, where it lives as long as they do.
+
+    One from before lies outside, and newer versions of torch free those of a stream when any graph that was recorded
+    there is freed, although all others still write to them (pytorch#193402). The second call leaves the pool free to
+    end with its graphs.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 class EagerGraphs:
@@ -96,6 +133,12 @@ def wait_for(device: torch.device) -> None:
     """Wait until all work that was launched on `device` has ended."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def release_unused_memory() -> None:
+    """Give memory that torch keeps for later back to the device."""
+    with _recording:
+        torch.cuda.empty_cache()
 
 
 def on_device(device: torch.device) -> AbstractContextManager:

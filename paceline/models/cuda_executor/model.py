@@ -305,7 +305,8 @@ class CudaModel(TorchModel):
         """The chains after `logits`, whose masks or steps are made on the host: a pass per level, each waited for."""
         tokens, probs = [], []
         for level, below in enumerate([*levels_below(rows, num_tokens - 1), None]):
-            token, prob = picks.at(level, logits)
+            with on_device(self._stage.device):
+                token, prob = picks.at(level, logits)
             tokens.append(token.cpu().numpy().astype(np.int32))
             probs.append(prob.cpu().numpy())
             if below is not None:

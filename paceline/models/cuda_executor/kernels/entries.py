@@ -37,7 +37,7 @@ def _added_up(source, stride, inside, PARTS: tl.constexpr):
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["asked"])
 def _rms_norm(
     x, added, bias, weight, total, out, asked, columns, added_stride, out_stride, eps,
     PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, PICKS: tl.constexpr, BLOCK: tl.constexpr, WAITS: tl.constexpr,
@@ -98,7 +98,7 @@ def _turned(
     return (own * cosine + tl.where(is_first, -other, other) * sine).to(kind)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _place_heads(
     query, key, value, bias, query_weight, key_weight, cosines, sines, slots, out, keys, values,
     query_stride, key_stride, value_stride, part_stride, eps,

@@ -64,7 +64,7 @@ def _best_groups(wanted, expert, num_experts, GROUPS: tl.constexpr, KEPT: tl.con
     return kept
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _route(
     logits, slots, selection, experts, shares, num_experts, spare_slot, scale,
     HAS_SLOTS: tl.constexpr, TOP_K: tl.constexpr, RESCALES: tl.constexpr, SIGMOID: tl.constexpr,
