@@ -65,7 +65,26 @@ def row_invariance(bench: Bench) -> dict[str, Any]:
             "tree_is_bitwise": bool(np.array_equal(in_tree, alone)),
             "largest_difference": float(max(np.abs(in_chunk - alone).max(), np.abs(in_tree - alone).max())),
         }
-    return found
+    return found | {"graphs_outlive_others": _graphs_outlive_others(bench, text)}
+
+
+def _graphs_outlive_others(bench: Bench, text: list[int]) -> bool:
+    """Whether a pass says the same after the graphs of another cache were freed and further ones were recorded.
+
+    Its rows are multiplied by cuBLAS, whose workspace is among what graphs share.
+    """
+    from paceline.models.rows import Part, build_rows
+
+    model, pages = bench.model, (0, 1, 2)
+    cache, other = model.new_cache(8), model.new_cache(8)
+    rows = build_rows([Part(pages, 0, (2 * text)[:48])])
+    before = model.forward(rows, cache).logits.copy()
+    model.forward(rows, other)
+    del other
+    for size in (1, 2):
+        model.forward(build_rows([Part(pages, 0, text[:size])]), cache)
+    torch.empty(1 << 26, device=bench.on).fill_(1e9)  # takes memory that was given back
+    return bool(np.array_equal(model.forward(rows, cache).logits, before))
 
 
 def _blocks(bench: Bench) -> dict[str, float]:
