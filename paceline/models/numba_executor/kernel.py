@@ -14,10 +14,17 @@ from llvmlite import ir
 from numba import njit, typeof, types
 from numba.core import cgutils
 
-from paceline.models.numba_executor.link_only import LinkOnlyCompiler, is_supported
+from paceline.models.kernel_disk import InnerCache
+from paceline.models.numba_executor.link_only import LinkOnlyCompiler, is_supported, rebuilt
 
 _ENTRY_OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
 _INNER = {"no_cpython_wrapper": True, "pipeline_class": LinkOnlyCompiler} if is_supported() else {}
+
+_CONSTANTS = (
+    "models/architecture/experts.py", "models/architecture/family.py", "models/architecture/latent.py",
+    "models/base.py", "models/state_book.py", "sampling/answered.py", "sampling/randomness.py",
+)  # fmt: skip
+"""Files with constants that kernels hold as numbers once they are compiled."""
 
 OPTIONS = _ENTRY_OPTIONS | _INNER
 """Options of functions that only compiled code calls; also ``jit_options`` for ``numba.extending.overload``."""
@@ -27,13 +34,20 @@ def kernel(function: Callable | None = None, *, forceinline: bool = False) -> An
     """Compile a function that only compiled passes call; it must neither allocate arrays nor return them."""
     if function is None:
         return lambda wrapped: kernel(wrapped, forceinline=forceinline)
-    return njit(**OPTIONS, forceinline=forceinline)(function)
+    return _kept(njit(**OPTIONS, forceinline=forceinline)(function))
 
 
 def inner(function: Callable) -> Any:
     """As `kernel`, but it may allocate arrays and return them, and raises errors as Python does."""
     options: dict[str, Any] = {"nogil": True, "no_cfunc_wrapper": True} | _INNER
-    return njit(**options)(function)
+    return _kept(njit(**options)(function))
+
+
+def _kept(function: Any) -> Any:
+    """`function`, which is found on disk again if it was lowered before."""
+    if _INNER:
+        function._cache = InnerCache(function.py_func, rebuilt)
+    return function
 
 
 def entry(function: Callable) -> Any:
@@ -59,5 +73,6 @@ def call_at(context: Any, builder: ir.IRBuilder, arguments: tuple, address: ir.V
 
 
 def kernel_sources() -> list[Path]:
-    """Every source file that kernels may depend on; all files of the folder, so that none can be missing in a list."""
-    return sorted(Path(__file__).parent.rglob("*.py"))
+    """Every source file that kernels may depend on: all files of the folder, and those that define constants for it."""
+    folder = Path(__file__).parent
+    return [*sorted(folder.rglob("*.py")), *(folder.parents[1] / name for name in _CONSTANTS)]

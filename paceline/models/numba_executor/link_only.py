@@ -3,7 +3,8 @@
 Numba optimises every compiled function separately, generates machine code for it, then links its intermediate code into
 the caller and repeats this level by level. A pass of a model is a hundred small functions seven levels deep, of which
 only the outermost is ever called, so three quarters of the compile time went into unused code. Here the inner functions
-stop after lowering; the result of a pass is bitwise the same. Not for functions that Python calls.
+stop after lowering; the result of a pass is bitwise the same. They are kept on disk as they were lowered
+(`kernel_disk.InnerCache`). Not for functions that Python calls.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportIncompatibleMethodOverride=false
@@ -12,8 +13,9 @@ stop after lowering; the result of a pass is bitwise the same. Not for functions
 import ctypes
 from typing import Any
 
+import llvmlite.binding as llvm
 from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
+from numba.core.compiler import Compiler, CompileResult
 
 _NOT_CALLABLE = ctypes.cast(ctypes.pythonapi.PyObject_CallNoArgs, ctypes.c_void_p).value or 0
 
@@ -36,6 +38,20 @@ class _LinkOnlyLibrary(JITCodeLibrary):
         """What Python would call: it has no machine code, so a function that says "object is not callable"."""
         return _NOT_CALLABLE
 
+    def serialize_using_object_code(self) -> tuple[str, bytes]:
+        """Its name and LLVM code, which Numba asks for by this name."""
+        self._ensure_finalized()
+        return self.name, self._final_module.as_bitcode()
+
+    @classmethod
+    def read(cls, codegen: Any, stored: tuple[str, bytes]) -> "_LinkOnlyLibrary":
+        """The library that was stored so."""
+        name, code = stored
+        library = cls(codegen, name)
+        library._final_module = llvm.parse_bitcode(code)
+        library._finalize_final_module()
+        return library
+
 
 class _Codegen:
     """Numba's code generator, for a library without machine code: there is no variable to point at an environment."""
@@ -48,6 +64,28 @@ class _Codegen:
 
     def set_env(self, name: str, env: Any) -> None:
         """Nothing: compiled passes raise no Python errors, and an entry from the disk has no inner ones either."""
+
+    def unserialize_library(self, stored: tuple[str, bytes]) -> _LinkOnlyLibrary:
+        """See `_LinkOnlyLibrary.read`."""
+        return _LinkOnlyLibrary.read(self._codegen, stored)
+
+
+class _Context:
+    """Numba's target context, for functions without machine code."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def codegen(self) -> _Codegen:
+        return _Codegen(self._context.codegen())
+
+
+def rebuilt(context: Any, *stored: Any) -> CompileResult:
+    """The inner function that `kernel_disk.InnerCache` stored."""
+    return CompileResult._rebuild(_Context(context), *stored)._replace(target_context=context)
 
 
 class LinkOnlyCompiler(Compiler):
