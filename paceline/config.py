@@ -31,7 +31,7 @@ class SpeculativeConfig:
 
     Attributes:
         method: a drafter's name (``ngram``, ``suffix``, ``draft_model``, ...), ``module.path:ClassName``, or ``auto``
-            (`drafters.registry.resolve_drafter` chooses).
+            (`drafters.auto.resolve_drafter` chooses).
         num_draft_tokens: most drafted tokens (tree nodes besides the root) that a target pass verifies per request; 0
             switches drafting off, None takes the method's default (8 for most).
         model: the draft model of ``draft_model``.

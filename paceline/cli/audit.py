@@ -111,7 +111,7 @@ Found = tuple[str, "Verdict", "list[Check]", float | None, float, int]
 
 def _local(model: str, drafting: Drafting, texts: list[str], machine: Machine, question: Question) -> Found:
     """Audit a local model: (title, verdict, checks, smallest effect excluded, seconds, exit code)."""
-    from paceline.drafters.registry import resolve_drafter
+    from paceline.drafters.auto import resolve_drafter
     from paceline.evaluation.audit import show
     from paceline.evaluation.audit.betting import Bets
     from paceline.evaluation.audit.ledger import check_ledger, fingerprint, read_bets, write_bets
@@ -144,7 +144,8 @@ def _local(model: str, drafting: Drafting, texts: list[str], machine: Machine, q
 
 def _config(drafting: Drafting) -> SpeculativeConfig:
     """What is audited. Raises InvalidParameter if there is no drafter."""
-    from paceline.drafters.registry import AUTO, option_names
+    from paceline.drafters.auto import AUTO
+    from paceline.drafters.registry import option_names
 
     config = drafting.config()
     if config is None:

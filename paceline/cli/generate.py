@@ -57,7 +57,6 @@ def generate(
         str | None,
         o.option(o.SAMPLING, "--suffix", help="Text after the gap to fill; for models of code."),
     ] = None,
-    chat: o.Chat = False,
     chat_template: o.ChatTemplate = None,
     compare: Annotated[bool, o.option(o.OUTPUT, "--compare", help="Run plain decoding too and compare.")] = False,
     devices: Devices,
@@ -96,7 +95,7 @@ def generate(
     suffix = argument_text("suffix", suffix) if suffix else None
     if not (text or suffix):
         raise InvalidParameter("prompt", "is empty", "give at least one character")
-    for option, is_given in (("--chat", chat), ("--chat-template", chat_template), ("--system", system)):
+    for option, is_given in (("--chat-template", chat_template), ("--system", system)):
         if is_given and (raw or suffix is not None):
             problem = f"is given beside {option}"
             raise InvalidParameter("raw" if suffix is None else "suffix", problem, "leave one of the two out")

@@ -10,7 +10,8 @@ import typer
 
 from paceline.cli.terminal import messages, progress_bars
 from paceline.config import EngineConfig, LengthPolicyName, SchedulerName, SpeculativeConfig
-from paceline.drafters.registry import AUTO, drafter_names
+from paceline.drafters.auto import AUTO
+from paceline.drafters.registry import drafter_names
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
 
@@ -112,7 +113,6 @@ Seed = Annotated[
 Raw = Annotated[
     bool, option(SAMPLING, "--raw", help="Take the prompt as it is, not as a message in the model's chat template.")
 ]
-Chat = Annotated[bool, typer.Option("--chat", help="What is done anyway; kept for scripts.", hidden=True)]
 Dtype = Annotated[
     str,
     option(

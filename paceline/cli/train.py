@@ -44,7 +44,6 @@ def disco(
     temperature: o.Temperature = o.DEFAULT_TEMPERATURE,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most prompts.")] = None,
     raw: o.Raw = False,
-    chat: o.Chat = False,
     seed: Annotated[int, typer.Option("--seed", help="Of sampling and of the classifier's start.")] = 0,
     dtype: o.Dtype = o.DEFAULT_DTYPE,
     threads: o.Threads = None,

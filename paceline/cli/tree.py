@@ -25,7 +25,6 @@ def tree(
     temperature: o.Temperature = o.DEFAULT_TEMPERATURE,
     seed: o.Seed = None,
     raw: o.Raw = False,
-    chat: o.Chat = False,
     dtype: o.Dtype = o.DEFAULT_DTYPE,
     threads: o.Threads = None,
     executor: o.ExecutorName = "auto",

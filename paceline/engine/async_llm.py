@@ -117,7 +117,7 @@ class AsyncLLM:
             "reads_tools": llm.tokenizer.reads_tools,
             "drafter": None if config is None else own if ":" in config.method else config.method,
             "rule": None if config is None else config.rule,
-            "num_draft_tokens": llm.engine.speculation.most,
+            "num_draft_tokens": llm.engine.speculation.num_draft_tokens,
         }
 
     async def _aside(self, work: Callable[..., _T], *arguments: Any) -> _T:

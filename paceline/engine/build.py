@@ -6,8 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.drafters.auto import resolve_drafter
 from paceline.drafters.base import Drafter
-from paceline.drafters.registry import make_drafter, resolve_drafter
+from paceline.drafters.registry import make_drafter
 from paceline.drafters.services import DraftServices
 from paceline.engine.engine import Engine
 from paceline.engine.guarded_policy import GuardedPolicy
@@ -179,7 +180,7 @@ def build_engine(
         drafter = drafter or _drafter(spec, services)
     prices = LearnedPrices(passes, drafter.traits, hides_host=looks_ahead)
     speculation = _speculation(spec, drafter, prices, looks_ahead)
-    num_ahead = _look_ahead(loaded.model, cache, drafter.traits, speculation.most)
+    num_ahead = _look_ahead(loaded.model, cache, drafter.traits, speculation.num_draft_tokens)
     limits = _scheduler_config(loaded.model, config, limit, profile, num_ahead)
     stop, branches = StopChecker(source.eos_token_ids), drafter.traits.branches
     scheduler = Scheduler(limits, pool, speculation.policy, stop, branches)

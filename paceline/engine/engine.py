@@ -14,7 +14,6 @@ from typing import NoReturn
 
 from paceline.drafters.base import Drafter
 from paceline.engine.drafting import Drafting
-from paceline.engine.drawing import Scores, start_pass, starts_passes
 from paceline.engine.grammar import Grammars
 from paceline.engine.inputs import copy_pages
 from paceline.engine.live import LiveRequest, LiveSample, sample_name
@@ -24,6 +23,7 @@ from paceline.engine.request_checks import check_request
 from paceline.engine.speculation import Speculation
 from paceline.engine.step import PassRows, StartedStep, StepOutput, VerifiedDraft, provenance_of, verified_draft
 from paceline.engine.step_timer import StepTimer
+from paceline.engine.target_pass import PassOutput, start_pass, starts_passes
 from paceline.engine.verifying import result_of
 from paceline.errors import EngineDead, InvalidParameter, WorkerDied, error_text
 from paceline.models.base import CausalLM, KVCache
@@ -249,7 +249,7 @@ class Engine:
                 failed.append(live)
         return results, failed
 
-    def _start_pass(self, plan: StepPlan, trees: dict[str, TokenTree]) -> Callable[[], dict[str, Scores]]:
+    def _start_pass(self, plan: StepPlan, trees: dict[str, TokenTree]) -> Callable[[], dict[str, PassOutput]]:
         """Start a forward pass, unless the plan is empty; see `StartedStep.scores`."""
         if plan.is_empty:
             return dict
@@ -295,7 +295,7 @@ class Engine:
         except Exception:
             raise EngineDead(f"a pass failed, and so does one without any request: {error_text(error)}") from error
 
-    def _result(self, grant: Grant, live: LiveSample, step: StartedStep, scores: Scores) -> StepResult:
+    def _result(self, grant: Grant, live: LiveSample, step: StartedStep, scores: PassOutput) -> StepResult:
         """See `result_of`. Raises the request's own error, where it has one."""
         if live.error is not None:
             raise live.error

@@ -8,8 +8,8 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.engine.line_reader import LineReader
+from paceline.engine.logprobs import LogprobsReader
 from paceline.engine.prediction import Prediction
-from paceline.engine.scores import Scores
 from paceline.engine.text import TextStream
 from paceline.models.text.tokenizer import Tokenizer
 from paceline.sampling import Judge, TokenTree, Warper, may_change
@@ -133,7 +133,7 @@ class LiveSample:
             grammar=grammar,
             vocab_size=vocab_size,
         )
-        self.scores = Scores(params, self.warper)
+        self.scores = LogprobsReader(params, self.warper)
         self.expect()
 
     def expect(self) -> None:

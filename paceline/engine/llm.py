@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
-from paceline.drafters.registry import AUTO, resolve_drafter
+from paceline.drafters.auto import AUTO, resolve_drafter
 from paceline.engine.build import build_engine, load, silent
 from paceline.engine.calls import Calls, Inbox, TokenStream
 from paceline.engine.engine import Engine

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from paceline.engine.drawing import plain_pass
 from paceline.engine.memory import small_cache
+from paceline.engine.target_pass import plain_pass
 from paceline.models.base import CausalLM, RecordsPasses, pages_for
 from paceline.models.rows import Part, build_rows
 from paceline.models.state_book import only_time

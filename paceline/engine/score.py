@@ -22,8 +22,8 @@ CHUNK = 64
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Scores:
-    """Scores of n tokens of a text, each given all tokens before it.
+class TextScores:
+    """TextScores of n tokens of a text, each given all tokens before it.
 
     Attributes:
         logprobs: [n] float64, log-probability of the token under the warped law; -inf where that is 0.
@@ -99,8 +99,8 @@ def score(
     params: SamplingParams,
     eos_token_ids: Sequence[int] = (),
     num_top: int = 0,
-) -> Scores:
-    """`Scores` of every output token of a text; arguments as in `laws_of`.
+) -> TextScores:
+    """`TextScores` of every output token of a text; arguments as in `laws_of`.
 
     Args:
         num_top: number of most probable tokens to include at every position.
@@ -152,11 +152,11 @@ def _warped(
         said.append(token)
 
 
-def _empty(count: int, num_top: int) -> Scores:
+def _empty(count: int, num_top: int) -> TextScores:
     floats = [np.zeros(count) for _ in range(3)]
     ids = [np.zeros(count, np.int64) for _ in range(2)]
     top = np.full((count, num_top), -1, np.int64), np.zeros((count, num_top))
-    return Scores(floats[0], ids[0], ids[1], floats[1], floats[2], *top)
+    return TextScores(floats[0], ids[0], ids[1], floats[1], floats[2], *top)
 
 
 def _check_text(model: CausalLM, token_ids: Sequence[int], first: int) -> None:

@@ -23,14 +23,14 @@ class Speculation:
         drafter: proposes drafts.
         rule, verifier: the rule's name, and the rule with its options bound.
         policy: decides draft lengths.
-        most: largest number of nodes of a draft; 0 is plain decoding.
+        num_draft_tokens: largest number of nodes of a draft; 0 is plain decoding.
     """
 
     drafter: Drafter
     rule: str
     verifier: Verifier
     policy: LengthPolicy
-    most: int
+    num_draft_tokens: int
 
     def judge_of(self, params: SamplingParams, number: int) -> Judge:
         """The judge of request number `number`: its own rule or the engine's; see `sampling.judge`.
@@ -64,7 +64,7 @@ class Speculation:
         state.drafts = params.speculative is not False and method != "none"
         state.most_drafts = own.get("num_draft_tokens")
         if own.get("policy") == "fixed":
-            state.fixed_drafts = self.most if state.most_drafts is None else state.most_drafts
+            state.fixed_drafts = self.num_draft_tokens if state.most_drafts is None else state.most_drafts
 
 
 def _wishes(params: SamplingParams) -> Mapping[str, Any]:

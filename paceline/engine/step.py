@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paceline.engine.drawing import Scores
+from paceline.engine.target_pass import PassOutput
 from paceline.sampling import TokenTree
 from paceline.scheduling.batch import Commit, StepPlan
 from paceline.speculation import RequestOutcome, StepSeconds
@@ -28,7 +28,7 @@ class StartedStep:
     plan: StepPlan
     trees: dict[str, TokenTree]
     own: frozenset[str]
-    scores: Callable[[], dict[str, Scores]]
+    scores: Callable[[], dict[str, PassOutput]]
     seconds: StepSeconds
 
     @property

@@ -1,8 +1,8 @@
-"""Verify one request's draft with the outputs of its pass. Not for rules (`sampling/`) or passes (`drawing.py`)."""
+"""Verify one request's draft with the outputs of its pass. Not for rules (`sampling/`) or passes (`target_pass.py`)."""
 
-from paceline.engine.drawing import Scores
 from paceline.engine.inputs import settle
 from paceline.engine.live import LiveSample
+from paceline.engine.target_pass import PassOutput
 from paceline.models.base import KVCache
 from paceline.sampling import TokenTree, Verdict
 from paceline.sampling.answered import Answer, Question, asks_of, verify_answered
@@ -12,7 +12,7 @@ from paceline.scheduling.batch import Grant, StepResult
 
 
 def result_of(
-    grant: Grant, live: LiveSample, tree: TokenTree, scores: Scores, cache: KVCache, *, watches: bool, is_own: bool
+    grant: Grant, live: LiveSample, tree: TokenTree, scores: PassOutput, cache: KVCache, *, watches: bool, is_own: bool
 ) -> StepResult:  # fmt: skip
     """The result of one grant; keys and values of the accepted path are moved to the slots of its positions.
 
@@ -50,7 +50,7 @@ def result_of(
     return result
 
 
-def verdict_of(live: LiveSample, tree: TokenTree, scores: Scores) -> Verdict:
+def verdict_of(live: LiveSample, tree: TokenTree, scores: PassOutput) -> Verdict:
     """The verdict of the request's verification rule on `tree`, given the outputs of the pass."""
     judge, position = live.judge, live.state.num_tokens
     if scores.answers is not None:
@@ -68,7 +68,7 @@ def verdict_of(live: LiveSample, tree: TokenTree, scores: Scores) -> Verdict:
     return judge.verdict(tree, law, position)
 
 
-def _can_race(live: LiveSample, tree: TokenTree, scores: Scores) -> bool:
+def _can_race(live: LiveSample, tree: TokenTree, scores: PassOutput) -> bool:
     """Whether the rule reads nothing but draws from laws at a temperature, and all logits are finite."""
     if scores.race is None or scores.peaks is None or live.state.params.is_greedy:
         return False
@@ -79,7 +79,7 @@ def _can_race(live: LiveSample, tree: TokenTree, scores: Scores) -> bool:
 class _Raced:
     """Answers about the rows of a pass, each drawn when the rule reads it."""
 
-    def __init__(self, live: LiveSample, tree: TokenTree, scores: Scores) -> None:
+    def __init__(self, live: LiveSample, tree: TokenTree, scores: PassOutput) -> None:
         self._live, self._tree, self._scores = live, tree, scores
 
     def __getitem__(self, place: int) -> Answer:

@@ -7,8 +7,8 @@ heads and draft models, are recorded at their first use. Not for timing passes (
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from paceline.engine.drawing import plain_pass
 from paceline.engine.engine import Engine
+from paceline.engine.target_pass import plain_pass
 from paceline.models.base import CausalLM, RecordsPasses, pages_for
 from paceline.models.rows import Part, build_rows
 from paceline.models.state_book import HoldsStates
@@ -25,7 +25,7 @@ def warm_up(model: CausalLM, engine: Engine, progress: NamedProgress) -> None:
     """Run passes of an engine without requests, over its cache, where its `model` records them."""
     if not (isinstance(model, RecordsPasses) and model.records_passes) or isinstance(engine.cache, HoldsStates):
         return  # states are those of texts, which these passes have not
-    most_rows = engine.scheduler.config.max_num_seqs * (1 + engine.speculation.most)
+    most_rows = engine.scheduler.config.max_num_seqs * (1 + engine.speculation.num_draft_tokens)
     passes = list(_passes(model.recorded_sizes, most_rows, model.config.max_position_embeddings))
     taps = engine.drafter.traits.taps
     for number, part in enumerate(passes):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.drafters import registry
-from paceline.drafters.registry import resolve_drafter
+from paceline.drafters import auto
+from paceline.drafters.auto import resolve_drafter
 from paceline.engine.build import build_engine
 from paceline.engine.llm import LLM
 from paceline.errors import EngineDead, InvalidParameter
@@ -260,16 +260,16 @@ def test_auto_is_the_default_and_one_place_says_what_it_means(tiny, monkeypatch)
     assert resolve_drafter(small, tiny) == SpeculativeConfig("draft_model", 3, "small.gguf")
     assert resolve_drafter(SpeculativeConfig.of("ngram"), tiny) == SpeculativeConfig("ngram")
     assert resolve_drafter(None, tiny) is None
-    monkeypatch.setattr(registry, "best_head", lambda source: SimpleNamespace(path="heads/own"))
+    monkeypatch.setattr(auto, "best_head", lambda source: SimpleNamespace(path="heads/own"))
     chosen = resolve_drafter(SpeculativeConfig("auto"), tiny)
     assert chosen == SpeculativeConfig("suffix"), "beside passes this short a head costs more than it saves"
-    monkeypatch.setattr(registry, "bytes_per_pass", lambda config, dtype: 1e9)
+    monkeypatch.setattr(auto, "bytes_per_pass", lambda config, dtype: 1e9)
     chosen = resolve_drafter(SpeculativeConfig("auto"), tiny)
     children = ["suffix", {"method": "head", "model": "heads/own"}]
     assert chosen == SpeculativeConfig("hybrid", options={"drafters": children})
     on_gpu = SimpleNamespace(config=tiny.model.config, head_builder="", device=SimpleNamespace(type="cuda"))
     assert resolve_drafter(SpeculativeConfig("auto"), replace(tiny, model=on_gpu)) == SpeculativeConfig("suffix")
-    monkeypatch.setattr(registry, "bytes_per_pass", lambda config, dtype: 1e10)
+    monkeypatch.setattr(auto, "bytes_per_pass", lambda config, dtype: 1e10)
     assert resolve_drafter(SpeculativeConfig("auto"), replace(tiny, model=on_gpu)) == chosen
     no_heads = replace(tiny, model=SimpleNamespace(config=tiny.model.config))
     assert resolve_drafter(SpeculativeConfig("auto"), no_heads) == SpeculativeConfig("suffix")

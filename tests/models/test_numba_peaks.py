@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.engine.drawing import Scores
+from paceline.engine.target_pass import PassOutput
 from paceline.models.base import ForwardOutput
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.numba_executor.kernel import entry, kernel
@@ -80,8 +80,8 @@ def test_a_law_is_the_same_with_and_without_the_peak(more):
 
 def test_picks_look_at_the_logits_where_a_peak_is_unknown():
     logits = np.eye(3, dtype=np.float32)
-    assert Scores(logits, {}, None, [0, 1, 2]).picks().tolist() == [0, 1, 2]
-    assert Scores(logits, {}, None, [0, UNKNOWN, 2]).picks().tolist() == [0, 1, 2]
+    assert PassOutput(logits, {}, None, [0, 1, 2]).picks().tolist() == [0, 1, 2]
+    assert PassOutput(logits, {}, None, [0, UNKNOWN, 2]).picks().tolist() == [0, 1, 2]
 
 
 def test_models_that_do_not_look_say_so():

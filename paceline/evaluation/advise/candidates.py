@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.drafters.registry import AUTO, option_names
+from paceline.drafters.auto import AUTO
+from paceline.drafters.registry import option_names
 from paceline.drafters.self_draft import SelfDraft
 from paceline.engine.build import build_engine, load
 from paceline.engine.engine import Engine

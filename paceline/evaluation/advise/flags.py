@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from paceline.drafters.registry import AUTO, drafter_names
+from paceline.drafters.auto import AUTO
+from paceline.drafters.registry import drafter_names
 from paceline.errors import InvalidParameter
 
 _FOLDER = files("paceline.evaluation.advise") / "engines"

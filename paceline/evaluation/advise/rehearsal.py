@@ -236,7 +236,7 @@ def _visit(
 ) -> None:  # fmt: skip
     """Time some rounds on `prompts` and then abort the requests."""
     engine, count = stage.engine, len(prompts)
-    wanted = PLAIN_ROUNDS if engine.speculation.most == 0 else ROUNDS
+    wanted = PLAIN_ROUNDS if engine.speculation.num_draft_tokens == 0 else ROUNDS
     if stage.script:
         wanted = max(PLAIN_ROUNDS, len(lengths) + 1)
     names = [f"rehearsal-{number}" for number in range(count)]

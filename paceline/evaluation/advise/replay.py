@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline.engine.score import Scores
+from paceline.engine.score import TextScores
 from paceline.errors import InvalidParameter
 
 
@@ -88,7 +88,7 @@ class Rounds:
         return [(size, self.tokens / self.count - 1)] * number
 
 
-def standing(target: Scores, draft: Scores, is_greedy: bool) -> np.ndarray:
+def standing(target: TextScores, draft: TextScores, is_greedy: bool) -> np.ndarray:
     """[n] the acceptance probability of a drafted token at each position of a text, given the text.
 
     Args:

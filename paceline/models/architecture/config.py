@@ -6,7 +6,7 @@ weights (`files/checkpoint.py`) and not for how a model is run (`paceline.config
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Literal
 
 from paceline.models.architecture.experts import Experts, experts_from_gguf, experts_from_hf
@@ -190,15 +190,7 @@ class ModelConfig:
     @property
     def has_plain_layers(self) -> bool:
         """Whether layers have the parts of Llama's, dense or with experts: pre-norms, full attention, no soft caps."""
-        return (
-            self.norm == "rms" and self.mlp == "gated_silu" and self.position_embedding == "rotary"
-            and self.pre_norms and not self.post_norms and not self.windows and not self.layers_without_rope
-            and self.rotary_dim is None and self.rope_factor == 1.0 and self.qk_norm_over == "head"
-            and self.attention_scale is None and not self.attention_softcap and self.residual_scale == 1.0
-            and not self.attention_sinks and not self.parallel and not self.query_growth and self.latent is None
-            and not self.layer_sizes and not self.layers_without_mlp and not self.qk_norm_after_rope
-            and not self.attention_gate and self.recurrence is None
-        )  # fmt: skip
+        return all(getattr(self, part.name) == part.default for part in _PARTS_OF_LAYERS)
 
     @property
     def dense_size(self) -> int:
@@ -276,6 +268,17 @@ class ModelConfig:
         attending = self.attention_layers
         every = range(self.num_hidden_layers)
         return tuple(recurrent.index(i) if i in recurrent else attending.index(i) for i in every)
+
+
+_OF_PLAIN_LAYERS = frozenset((
+    "rope_theta", "rope_inv_freq_scale", "rope_local_theta", "tie_word_embeddings", "attention_bias",
+    "attention_out_bias", "mlp_bias", "qk_norm", "norm_bias", "query_growth_every", "embedding_scale", "logit_scale",
+    "logit_softcap", "bos_token_id", "eos_token_ids", "experts",
+))  # fmt: skip
+"""Fields in which layers of Llama's form may differ, or that are not about layers. A new field is another form."""
+_PARTS_OF_LAYERS = tuple(
+    part for part in fields(ModelConfig) if part.default is not MISSING and part.name not in _OF_PLAIN_LAYERS
+)
 
 
 def _from_hf(family: Family, values: Mapping[str, Any]) -> ModelConfig:

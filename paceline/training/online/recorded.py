@@ -14,8 +14,9 @@ from typing import Any, cast
 import numpy as np
 
 from paceline.config import SpeculativeConfig
+from paceline.drafters.auto import resolve_drafter
 from paceline.drafters.base import ChoosingDrafter, DraftContext, Drafter, read_along
-from paceline.drafters.registry import make_drafter, resolve_drafter
+from paceline.drafters.registry import make_drafter
 from paceline.drafters.services import DraftServices
 from paceline.errors import DrafterWarning, InvalidParameter, PacelineError, warn_safely
 from paceline.models.base import NORMED

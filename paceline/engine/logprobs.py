@@ -1,4 +1,4 @@
-"""`Scores`: log-probabilities of one sample's tokens, computed from the logits of each verify pass.
+"""`LogprobsReader`: log-probabilities of one sample's tokens, computed from the logits of each verify pass.
 
 Not for the arithmetic (`sampling/logprobs.py`).
 """
@@ -13,7 +13,7 @@ from paceline.scheduling.batch import Grant
 from paceline.types import SamplingParams, TokenLogprobs
 
 
-class Scores:
+class LogprobsReader:
     """Collects the log-probabilities that a request asked for.
 
     Args:

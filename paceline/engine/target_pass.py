@@ -25,7 +25,7 @@ Race = Callable[[np.ndarray, int, Question], int | None]
 _EMPTY = TokenTree()
 
 
-class Scores(NamedTuple):
+class PassOutput(NamedTuple):
     """Outputs of a pass for one request.
 
     Attributes:
@@ -60,7 +60,7 @@ class Scores(NamedTuple):
 def start_pass(
     model: CausalLM, cache: KVCache, taps: tuple[int, ...], grants: Sequence[Grant], trees: dict[str, TokenTree],
     live: dict[str, LiveSample],
-) -> Callable[[], dict[str, Scores]]:  # fmt: skip
+) -> Callable[[], dict[str, PassOutput]]:  # fmt: skip
     """Start a target pass over the rows of `grants`; the returned function gives its outputs by request id.
 
     That function waits for the pass; for a model that cannot start passes (`starts_passes`) it runs the pass.
@@ -78,7 +78,7 @@ def start_pass(
     flat = [q for own, size in zip(asked, sizes, strict=True) for q in own or [None] * size]
     finish = cast(DrawsLaws, model).begin_drawn(rows, cache, taps, flat)
 
-    def drawn() -> dict[str, Scores]:
+    def drawn() -> dict[str, PassOutput]:
         output, answers, row = finish(), [], 0
         for own, size in zip(asked, sizes, strict=True):
             answers.append(output.answers[row : row + size] if own else None)
@@ -91,7 +91,7 @@ def start_pass(
 def _computed(
     model: CausalLM, rows: Rows, cache: KVCache, taps: tuple[int, ...], grants: Sequence[Grant], parts: Sequence[Part],
     sizes: Sequence[int],
-) -> dict[str, Scores]:  # fmt: skip
+) -> dict[str, PassOutput]:  # fmt: skip
     output, race = model.forward(rows, cache, taps), cast(RacesRows, model).race if _races(type(model)) else None
     return _shares(grants, parts, sizes, [None] * len(grants), output.logits, output.taps, output.peaks, race)
 
@@ -139,7 +139,7 @@ def _questions(grant: Grant, live: LiveSample, tree: TokenTree, size: int) -> li
 def _shares(
     grants: Sequence[Grant], parts: Sequence[Part], sizes: Sequence[int], answers: Sequence, logits: np.ndarray,
     taps: Mapping[int, States], peaks: Sequence[int] | None = None, race: Race | None = None,
-) -> dict[str, Scores]:  # fmt: skip
+) -> dict[str, PassOutput]:  # fmt: skip
     """Split the outputs of a pass by request; `logits` has only the rows of requests without answers."""
     scores, asked, row = {}, 0, 0
     for grant, part, size, given in zip(grants, parts, sizes, answers, strict=True):
@@ -147,6 +147,6 @@ def _shares(
         own = logits[asked : asked + num_rows] if num_rows else None
         places = None if peaks is None else peaks[asked : asked + num_rows]
         states = {tap: found[row : row + len(part.tokens)] for tap, found in taps.items()}
-        scores[grant.request.request_id] = Scores(own, states, given, places, race)
+        scores[grant.request.request_id] = PassOutput(own, states, given, places, race)
         asked, row = asked + num_rows, row + len(part.tokens)
     return scores
