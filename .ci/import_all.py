@@ -18,17 +18,10 @@ MAY_NEED = {
     "paceline.training.drafts": {"torch"},
     "paceline.training.joint": {"torch"},
     "paceline.training.lora": {"torch"},
-    "paceline.evaluation.draft_training": {"torch"},
-    "paceline.evaluation.head_training": {"torch"},
-    "paceline.evaluation.joint_training": {"torch"},
-    "paceline.evaluation.pool_training": {"torch"},
-    "paceline.evaluation.training_card": {"torch"},
-    "paceline.evaluation.served_runs": {"torch"},
-    "paceline.evaluation.training_remarks": {"torch"},
-    "paceline.evaluation.training_text": {"torch"},
+    "paceline.training_jobs": {"torch"},
     "paceline.serving": {"pydantic", "starlette", "uvicorn", "prometheus_client", "httpx"},
 }
-"""Rooms whose modules may import what an extra brings."""
+"""Packages whose modules may import what an extra brings."""
 
 
 def modules() -> list[str]:

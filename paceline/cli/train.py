@@ -65,10 +65,10 @@ classifier=disco.json --compare "def fibonacci(n):"
     from paceline.config import EngineConfig, SpeculativeConfig
     from paceline.disk import check_file, writing
     from paceline.engine.build import build_engine, load
-    from paceline.evaluation.draft_traces import collect_traces
     from paceline.speculation import BatchStats
     from paceline.speculation.best_draft import step_seconds
     from paceline.training.disco import train
+    from paceline.training_jobs.draft_traces import collect_traces
 
     check_file("output", output)
     config = EngineConfig(dtype=dtype, num_threads=threads, executor=executor)  # type: ignore[arg-type]

@@ -16,8 +16,8 @@ from paceline.cli.train_command import command_line
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from paceline.evaluation.draft_training import DraftJob
-    from paceline.evaluation.pool_training import PoolReport
+    from paceline.training_jobs.draft import DraftJob
+    from paceline.training_jobs.pool import PoolReport
 
 _RATE, _WHOLE_MODEL_RATE = 1e-3, 2e-4
 """Default peak learning rates: for layers of the target or LoRA updates, and for all weights of a model."""
@@ -71,8 +71,8 @@ class Wishes:
 
     def job(self, run: t.TrainingRun, command: str) -> "DraftJob":
         """See `DraftJob`. Raises as it, and as what it is made of."""
-        from paceline.evaluation.draft_training import DraftJob
         from paceline.models.feedback import Sparse
+        from paceline.training_jobs.draft import DraftJob
 
         if self.window is not None and not self.sparse:
             raise InvalidParameter("window", "is for drafts with a memory", "give --sparse too, or leave it out")
@@ -129,9 +129,9 @@ def draft(
 
         paceline generate -m smollm2-135m -d spire --draft-model sparse-draft - < long_text.txt
     """
-    from paceline.evaluation.draft_training import train_draft
-    from paceline.evaluation.pool_training import train_pool
     from paceline.models.cache_dir import cache_dir
+    from paceline.training_jobs.draft import train_draft
+    from paceline.training_jobs.pool import train_pool
 
     wishes.check_pool(pool, match, run.plot)
     job = wishes.job(run, command_line(context))

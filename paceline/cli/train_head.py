@@ -87,8 +87,8 @@ def head(
         paceline train head eagle3 --resume my-head --served served/ --time-budget 10m -o my-head-2
     """
     from paceline.disk import writing
-    from paceline.evaluation.head_training import HeadJob, save_trained, train_head
     from paceline.models.cache_dir import cache_dir
+    from paceline.training_jobs.head import HeadJob, save_trained, train_head
 
     long_text = _long_text(run.model, text)
     loop = run.loop(_RATE if resume is None else _RESUMED_RATE)

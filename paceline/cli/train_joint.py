@@ -43,7 +43,7 @@ def joint(
 
         paceline generate -m changed/target -d head --draft-model changed/heads --rule typical --temperature 0.7 "Hello"
     """
-    from paceline.evaluation.joint_training import JointJob, train_joint
+    from paceline.training_jobs.joint import JointJob, train_joint
 
     job = JointJob(
         family, run.text(), run.loop(_RATE), num_draft_tokens, draft_vocabulary, lora_rank, command_line(context)

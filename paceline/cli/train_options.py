@@ -20,9 +20,9 @@ from paceline.extras import check_torch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from paceline.evaluation.training_text import TextJob
     from paceline.models.text.tokenizer import Tokenizer
     from paceline.training.run.loop import LoopSettings, Progress
+    from paceline.training_jobs.text import TextJob
     from paceline.types import NamedProgress
 
 TimeBudget = Annotated[str, typer.Option("--time-budget", help="For text and training: 90s, 60m, 1.5h.")]
@@ -81,9 +81,9 @@ class TrainingRun:
 
     def text(self) -> "TextJob":
         """The `TextJob` of the options; by default in a cache shared by all commands for the model."""
-        from paceline.evaluation.training_text import TextJob
         from paceline.models.cache_dir import cache_dir
         from paceline.models.resolve import resolve_model
+        from paceline.training_jobs.text import TextJob
 
         if self.raw and self.prompts is None and self.answers is None:
             problem = "says how prompts are put, and the model makes its own"

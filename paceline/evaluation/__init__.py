@@ -1,1 +1,1 @@
-"""Benchmarks, audits, advice and searches: costs of passes and the value of drafters. No engine imports it."""
+"""Benchmarks, audits, advice and searches: costs of passes and the value of drafters."""

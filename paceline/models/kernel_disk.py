@@ -137,12 +137,12 @@ class InnerCache(NullCache):
     def __init__(self, py_func: Any, rebuild: Callable[..., Any]) -> None:
         self._py_func, self._rebuild = py_func, rebuild
 
-    def load_overload(self, sig, target_context) -> Any:
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
         """What was stored; None where there is nothing."""
         found = _read(self._path(sig, target_context.codegen())) if self._is_kept() else None
         return None if found is None else self._rebuild(target_context, *found)
 
-    def save_overload(self, sig, cres) -> None:
+    def save_overload(self, sig: Any, cres: Any) -> None:
         """Store `cres`, unless it is too large or refers to objects of this process."""
         if not self._is_kept() or cres.library.has_dynamic_globals:
             return
@@ -155,7 +155,7 @@ class InnerCache(NullCache):
         cells = (cell.cell_contents for cell in self._py_func.__closure__ or ())
         return _Compiler.stamp is not None and all(isinstance(each, int | float | str) for each in cells)
 
-    def _path(self, sig, codegen) -> Path:
+    def _path(self, sig: Any, codegen: Any) -> Path:
         own = (
             self._py_func.__module__,
             self._py_func.__qualname__,

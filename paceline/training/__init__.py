@@ -1,1 +1,1 @@
-"""Training of draft heads, draft models, memories for lookups and the DISCO classifier; they are used elsewhere."""
+"""What trains: data, losses, a recipe per method and the loop, for draft heads, draft models, memories and DISCO."""

@@ -2,7 +2,7 @@
 
 A logistic regression or a small network on `speculation.policies.disco.features`. Texts are split into three parts: the
 classifier is fitted on one, its threshold maximises the modelled speed on the second, and both are evaluated on the
-third. Not for collecting drafts (`evaluation/draft_traces.py`).
+third. Not for collecting drafts (`training_jobs/draft_traces.py`).
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """Answers that the target writes, to a user's prompts or to its own, in files that a later run resumes from.
 
 The target's own prompts are made as in Magpie (`heads/openings.py`). Two answers of three are greedy, the third is
-sampled at temperature 1 with top_p 0.95. Not for hidden states (`evaluation/head_data.py`).
+sampled at temperature 1 with top_p 0.95. Not for hidden states (`training_jobs/write_text.py`).
 """
 
 import hashlib

@@ -13,13 +13,14 @@ pytest.importorskip("torch")
 @pytest.mark.parametrize("replayed", [0.0, 1.5])
 @pytest.mark.parametrize("command", ["head", "joint"])
 def test_where_no_greedy_text_was_held_out_no_figure_is_shown(tmp_path, monkeypatch, command, replayed):
-    from paceline.evaluation import head_training, joint_training
     from paceline.training.run.loop import Progress
+    from paceline.training_jobs import head as head_job
+    from paceline.training_jobs import joint as joint_job
 
     done = Progress(step=2, curve=[{"step": 2, "score": 1.0, "replayed": replayed, "sampled_eal": 1.25}])
-    monkeypatch.setattr(head_training, "train_head", lambda *_: (None, done))
-    monkeypatch.setattr(head_training, "save_trained", lambda *_: None)
-    monkeypatch.setattr(joint_training, "train_joint", lambda *_: (done, {"other_best_token": 0.0, "kl": 0.0}))
+    monkeypatch.setattr(head_job, "train_head", lambda *_: (None, done))
+    monkeypatch.setattr(head_job, "save_trained", lambda *_: None)
+    monkeypatch.setattr(joint_job, "train_joint", lambda *_: (done, {"other_best_token": 0.0, "kl": 0.0}))
     place = ["-o", str(tmp_path / "made"), "--work", str(tmp_path / "work")]
     found = CliRunner().invoke(app, ["train", command, "medusa", *place])
     assert found.exit_code == 0, found.exception
@@ -99,23 +100,25 @@ def test_the_rate_is_that_of_what_is_trained_unless_it_is_given(tmp_path, monkey
 
 def _end_with(ending, monkeypatch):
     """Have `ending` called in place of every training."""
-    from paceline.evaluation import draft_training, head_training, joint_training
+    from paceline.training_jobs import draft as draft_job
+    from paceline.training_jobs import head as head_job
+    from paceline.training_jobs import joint as joint_job
 
-    monkeypatch.setattr(head_training, "train_head", ending)
-    monkeypatch.setattr(joint_training, "train_joint", ending)
-    monkeypatch.setattr(draft_training, "train_draft", ending)
+    monkeypatch.setattr(head_job, "train_head", ending)
+    monkeypatch.setattr(joint_job, "train_joint", ending)
+    monkeypatch.setattr(draft_job, "train_draft", ending)
 
 
 def test_a_draft_of_all_layers_says_so(tmp_path, monkeypatch):
-    from paceline.evaluation import draft_training
-    from paceline.evaluation.training_text import TextJob
     from paceline.training.run.loop import LoopSettings, Progress
+    from paceline.training_jobs import draft as draft_job
+    from paceline.training_jobs.text import TextJob
 
-    monkeypatch.setattr(draft_training, "text_card", lambda *_: {})
+    monkeypatch.setattr(draft_job, "text_card", lambda *_: {})
     done = Progress(curve=[{"step": 0, "score": 1.0}])
     for layers, said in ((None, "all layers of small"), (4, "layers 4 of small")):
-        job = draft_training.DraftJob(TextJob("m", tmp_path, 1), LoopSettings(1), "small", layers)
-        assert draft_training.draft_card(job, None, done)["began_as"] == said  # type: ignore[arg-type]
+        job = draft_job.DraftJob(TextJob("m", tmp_path, 1), LoopSettings(1), "small", layers)
+        assert draft_job.draft_card(job, None, done)["began_as"] == said  # type: ignore[arg-type]
 
 
 def test_the_help_of_a_pool_says_what_steps_are():

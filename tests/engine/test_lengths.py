@@ -10,10 +10,10 @@ from paceline.cli.main import app
 from paceline.config import SpeculativeConfig
 from paceline.engine import build
 from paceline.errors import InvalidParameter
-from paceline.evaluation.draft_traces import collect_traces
 from paceline.speculation import DrafterTraits, FixedPrices, make_policy
 from paceline.speculation.policies import Cascade, Classifier, Fixed, Goodput, Heuristic
 from paceline.speculation.policies.disco import FEATURES
+from paceline.training_jobs.draft_traces import collect_traces
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, run_all
 

@@ -1,7 +1,7 @@
 """Prompts with the answers of the target, as token ids, on which draft heads are trained.
 
 Whether a conversation is held out depends only on its prompt, so it is the same in every run. Not for hidden states
-(`shards.py`) or for generating answers (`training/self_written.py`, `evaluation/head_data.py`).
+(`shards.py`) or for generating answers (`training/self_written.py`, `training_jobs/write_text.py`).
 """
 
 import zlib

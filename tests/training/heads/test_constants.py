@@ -12,10 +12,11 @@ from torch import nn
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
-from paceline.evaluation import draft_training, head_training
 from paceline.training.heads.recipes import RECIPES
 from paceline.training.run.optimiser import Mean, Optimiser
 from paceline.training.run.trainee import Moment
+from paceline.training_jobs import draft as draft_job
+from paceline.training_jobs import head as head_job
 from tests.training.drafts.tiny import tiny_store as draft_store
 from tests.training.heads.tiny import VOCAB, tiny_store, tiny_target
 from tests.training.joint.test_joint import made as joint
@@ -96,7 +97,7 @@ def test_the_running_mean_keeps_0_998():
 
 def test_the_first_of_two_stages_has_0_7_of_the_updates_and_the_second_a_tenth_of_the_rate():
     """Wertheimer et al. 2024: 15,000 updates and 6,000 more (0.71), from a tenth. A run: `test_two_stages.py`."""
-    assert (head_training._FIRST_STAGE, head_training._SECOND_RATE) == (0.7, 0.1)
+    assert (head_job._FIRST_STAGE, head_job._SECOND_RATE) == (0.7, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +129,8 @@ def loop_of(arguments, folder, monkeypatch):
         jobs.append(job)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(head_training, "train_head", ending)
-    monkeypatch.setattr(draft_training, "train_draft", ending)
+    monkeypatch.setattr(head_job, "train_head", ending)
+    monkeypatch.setattr(draft_job, "train_draft", ending)
     places = ["--steps", "1", "-o", str(folder / "made"), "--work", str(folder / "work")]
     CliRunner().invoke(app, ["train", *arguments.split(), *places])
     [job] = jobs

@@ -8,9 +8,6 @@ import pytest
 pytest.importorskip("torch")
 
 from paceline.config import EngineConfig
-from paceline.evaluation import head_data, head_training, long_text
-from paceline.evaluation.head_training import HeadJob, resumed, train_head
-from paceline.evaluation.training_text import TextJob
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.models.torch_executor import TorchModel
@@ -21,8 +18,12 @@ from paceline.training.heads.shards import TapStore
 from paceline.training.heads.target import training_target
 from paceline.training.run import loop
 from paceline.training.run.loop import LoopSettings
-from tests.evaluation.test_head_data import ChattyTokenizer
+from paceline.training_jobs import head as head_job
+from paceline.training_jobs import long_text, write_text
+from paceline.training_jobs.head import HeadJob, resumed, train_head
+from paceline.training_jobs.text import TextJob
 from tests.fakes import RandomCheckpoint, small_config
+from tests.training_jobs.test_write_text import ChattyTokenizer
 
 CONFIG = small_config(
     hidden_size=16, intermediate_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
@@ -53,8 +54,8 @@ def source(monkeypatch):
     """The target under every name, and text that is short enough."""
     checkpoint = RuleCheckpoint()
     found = ModelSource("rule", checkpoint, ChattyTokenizer())  # type: ignore[arg-type]
-    monkeypatch.setattr(head_training, "load", lambda *_: LoadedModel(found, TorchModel(checkpoint)))
-    monkeypatch.setattr(head_data, "_ROUND", 6)
+    monkeypatch.setattr(head_job, "load", lambda *_: LoadedModel(found, TorchModel(checkpoint)))
+    monkeypatch.setattr(write_text, "_ROUND", 6)
     monkeypatch.setattr(conversations, "HELD_OUT_SHARE", 3)
     monkeypatch.setattr(long_text, "PIECE", 24)
     return found

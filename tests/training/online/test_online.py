@@ -17,8 +17,6 @@ from paceline.drafters.heads.head import head_of
 from paceline.drafters.plain import Plain
 from paceline.engine.build import build_engine
 from paceline.errors import DrafterWarning, InvalidParameter
-from paceline.evaluation.head_training import HeadJob, resumed, train_head
-from paceline.evaluation.training_text import TextJob
 from paceline.models.base import NORMED
 from paceline.models.heads.files import read_head, save_head
 from paceline.speculation.outcome import RequestOutcome
@@ -31,6 +29,8 @@ from paceline.training.heads.target import training_target
 from paceline.training.online.recorded import METHOD, Recorded, recorded
 from paceline.training.online.ring import ServedRing
 from paceline.training.run.loop import LoopSettings, Trainer
+from paceline.training_jobs.head import HeadJob, resumed, train_head
+from paceline.training_jobs.text import TextJob
 from paceline.types import SamplingParams
 from tests.fakes import run_to_end
 from tests.models.heads.records import load_target
@@ -160,7 +160,7 @@ def test_private_requests_are_not_kept(target, tmp_path, monkeypatch):
     serve(target, recorded(spec_of(head), tmp_path / "kept"), prompts_of(0, 2), salt="mine")
     assert not TapStore(tmp_path / "kept").documents
     job = HeadJob("medusa", TextJob("m", tmp_path, 1), LoopSettings(1), resume=str(head), served=tmp_path / "kept")
-    monkeypatch.setattr("paceline.evaluation.head_training.load", lambda *_: target)
+    monkeypatch.setattr("paceline.training_jobs.head.load", lambda *_: target)
     with pytest.raises(InvalidParameter, match="no texts yet"):
         train_head(job, EngineConfig())
     assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o700

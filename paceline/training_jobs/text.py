@@ -12,9 +12,6 @@ from paceline.config import EngineConfig
 from paceline.disk import check_folder, writing
 from paceline.engine.build import build_engine
 from paceline.errors import CorruptWeights, InvalidParameter
-from paceline.evaluation.given_answers import Given, read_answers
-from paceline.evaluation.head_data import HeadWriter, WritingLimits
-from paceline.evaluation.training_remarks import Tell
 from paceline.models.base import NORMED
 from paceline.models.heads.fingerprint import weights_digest
 from paceline.models.loaded import LoadedModel
@@ -24,6 +21,9 @@ from paceline.training.heads.recorder import TapRecorder
 from paceline.training.heads.shards import TapStore
 from paceline.training.heads.taps import eagle_taps
 from paceline.training.run.checkpoint import has_checkpoint
+from paceline.training_jobs.read_answers import Given, read_answers
+from paceline.training_jobs.remarks import Tell
+from paceline.training_jobs.write_text import HeadWriter, WritingLimits
 from paceline.types import NamedProgress
 
 _NOTE = "text.json"

@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.errors import CorruptWeights, InvalidParameter, PacelineError
-from paceline.evaluation.training_remarks import no_remarks
 from paceline.models.resolve import resolve_model
 from paceline.models.text.tokenizer import Tokenizer
 from paceline.training.heads.shards import TapStore
+from paceline.training_jobs.remarks import no_remarks
 from paceline.types import SamplingParams
-from tests.evaluation.test_head_training import ending_after
 from tests.fakes import RandomCheckpoint, small_config
 from tests.models.vocabularies import byte_level_gguf
+from tests.training_jobs.test_head import ending_after
 
 pytest.importorskip("torch")
 
@@ -28,18 +28,19 @@ PROMPTS = "\n".join(f"the cat sat on mat {i}" for i in range(8))
 @pytest.fixture
 def loaded(monkeypatch):
     """A random model under every name, and every third prompt held out."""
-    from paceline.evaluation import draft_training, head_data
     from paceline.models import resolve
     from paceline.models.loaded import LoadedModel
     from paceline.models.torch_executor import TorchModel
     from paceline.training.heads import conversations
+    from paceline.training_jobs import draft as draft_job
+    from paceline.training_jobs import write_text
 
     checkpoint = RandomCheckpoint(small_config(vocab_size=TOKENIZER.vocab_size, eos_token_ids=tuple(range(40))))
     source = resolve.ModelSource("random", checkpoint, TOKENIZER)
     found = LoadedModel(source, TorchModel(checkpoint))
-    monkeypatch.setattr(draft_training, "load", lambda *_: found)
+    monkeypatch.setattr(draft_job, "load", lambda *_: found)
     monkeypatch.setattr(resolve, "resolve_model", lambda name: source)
-    monkeypatch.setattr(head_data, "_ROUND", 8)
+    monkeypatch.setattr(write_text, "_ROUND", 8)
     monkeypatch.setattr(conversations, "HELD_OUT_SHARE", 3)
     return found
 
@@ -198,12 +199,12 @@ def test_bad_wishes_are_refused_before_anything_is_written(loaded, tmp_path, wis
 
 
 def test_heads_and_a_changed_target_are_saved_as_models_of_their_own(loaded, tmp_path, monkeypatch):
-    from paceline.evaluation import joint_training
     from paceline.models.heads.files import read_head
     from paceline.models.heads.fingerprint import target_print
+    from paceline.training_jobs import joint as joint_job
 
-    monkeypatch.setattr(joint_training, "load", lambda *_: loaded)
-    monkeypatch.setattr(joint_training, "resolve_model", resolve_model)
+    monkeypatch.setattr(joint_job, "load", lambda *_: loaded)
+    monkeypatch.setattr(joint_job, "resolve_model", resolve_model)
     prompts, folder = tmp_path / "prompts.txt", tmp_path / "changed"
     prompts.write_text(PROMPTS)
     arguments = ["--prompts", prompts, "--work", tmp_path / "work", "--tokens", 100, "--threads", 1, "--steps", 2]
@@ -271,10 +272,10 @@ def test_a_pool_that_was_ended_within_its_second_draft_goes_on_bit_for_bit(loade
 
 def test_a_pool_begun_anew_takes_no_hits_of_the_draft_before(loaded, tmp_path, monkeypatch):
     """What a draft names is found again for other weights, though they were made by as many updates."""
-    from paceline.evaluation import pool_training
+    from paceline.training_jobs import pool as pool_job
 
-    found, find = [], pool_training.hits_on
-    monkeypatch.setattr(pool_training, "hits_on", lambda *given: found.append(1) or find(*given))
+    found, find = [], pool_job.hits_on
+    monkeypatch.setattr(pool_job, "hits_on", lambda *given: found.append(1) or find(*given))
     (tmp_path / "prompts.txt").write_text(PROMPTS)
     common = ["--prompts", tmp_path / "prompts.txt", "--tokens", 100, "--threads", 1, "--layers", 1, "--pool", 2]
     common += ["--steps", 2, "--work", tmp_path / "work", "-o", tmp_path / "pool"]
@@ -309,11 +310,11 @@ def test_answers_that_are_too_few_for_a_model_without_template_are_counted(tmp_p
     """The wish for more is named, not the prompts: two million tokens are the default."""
     from types import SimpleNamespace
 
-    from paceline.evaluation import training_text
+    from paceline.training_jobs import text as text_job
 
-    monkeypatch.setattr(training_text, "_read_given", lambda *_: None)
+    monkeypatch.setattr(text_job, "_read_given", lambda *_: None)
     bare = SimpleNamespace(source=SimpleNamespace(tokenizer=SimpleNamespace(has_chat_template=False)))
-    job = training_text.TextJob("m", tmp_path, 2_000_000, answers=[([1], [2, 3, 4, 5])])
+    job = text_job.TextJob("m", tmp_path, 2_000_000, answers=[([1], [2, 3, 4, 5])])
     store = SimpleNamespace(num_answer_tokens=731)
     with pytest.raises(InvalidParameter, match=r"^tokens: 2000000 .*the answers have 731.*give --tokens 731"):
-        training_text.ready_text(job, bare, EngineConfig(), store, lambda *_: None, [tmp_path / "run"], no_remarks)  # type: ignore[arg-type]
+        text_job.ready_text(job, bare, EngineConfig(), store, lambda *_: None, [tmp_path / "run"], no_remarks)  # type: ignore[arg-type]

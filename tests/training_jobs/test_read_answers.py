@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from paceline.evaluation import given_answers
-from paceline.evaluation.given_answers import read_answers
-from paceline.evaluation.own_text import is_drawn, is_greedy
+from paceline.engine.own_text import is_drawn, is_greedy
 from paceline.training.heads.shards import TapStore
-from tests.evaluation.test_head_data import TAPS, engine, loaded, written  # noqa: F401
+from paceline.training_jobs import read_answers as module
+from paceline.training_jobs.read_answers import read_answers
+from tests.training_jobs.test_write_text import TAPS, engine, loaded, written  # noqa: F401
 
 
 def silent(done, total):
@@ -22,8 +22,8 @@ def given(engine, loaded, tmp_path):  # noqa: F811
 
 
 def test_what_was_written_is_read_as_it_was(given, loaded, tmp_path, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(given_answers, "_SHARD", 3)
-    monkeypatch.setattr(given_answers, "_ROWS", 5)
+    monkeypatch.setattr(module, "_SHARD", 3)
+    monkeypatch.setattr(module, "_ROWS", 5)
     (first, pairs), second, told = given, TapStore(tmp_path / "read", TAPS), []
     assert read_answers(loaded.model, pairs, second, 10**6, lambda *now: told.append(now)) == 0
     assert told[-1] == (len(pairs), len(pairs)) and len(told) > 1
@@ -39,7 +39,7 @@ def test_what_was_written_is_read_as_it_was(given, loaded, tmp_path, monkeypatch
 
 
 def test_it_goes_on_where_it_was_and_ends_when_there_is_enough(given, loaded, tmp_path, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(given_answers, "_SHARD", 1)
+    monkeypatch.setattr(module, "_SHARD", 1)
     (_, pairs), store = given, TapStore(tmp_path / "read", TAPS)
     read_answers(loaded.model, pairs, store, 1, silent)
     assert len(store.documents) == 1
@@ -63,8 +63,8 @@ def test_greedy_answers_draws_and_other_models_are_told_apart():
     drawn = np.array([rng.choice(50, p=law / law.sum()) for law in laws.astype(float)])
     greedy = logits.argmax(1)
     almost = np.where(np.arange(100) % 20 == 0, drawn, greedy)
-    assert given_answers._temperature(logits, greedy) == given_answers._temperature(logits, almost) == 0
-    assert given_answers._temperature(logits, drawn) == 1
-    assert given_answers._temperature(logits, rng.integers(50, size=100)) is None
+    assert module._temperature(logits, greedy) == module._temperature(logits, almost) == 0
+    assert module._temperature(logits, drawn) == 1
+    assert module._temperature(logits, rng.integers(50, size=100)) is None
     assert not is_greedy(drawn == greedy)
     assert not is_drawn(np.full(100, -9.0), np.full(100, 2.0))

@@ -1,7 +1,7 @@
 """Ordinary text with the target's hidden states, for a first stage of training heads.
 
 Wertheimer et al. (2024, section 3) train their speculator first on ordinary text, which is cheap and plentiful, and
-then on the target's own answers. Not for those answers (`training_text.py`).
+then on the target's own answers. Not for those answers (`text.py`).
 """
 
 import zlib

@@ -19,18 +19,6 @@ import torch
 from paceline.config import EngineConfig
 from paceline.engine.build import load, silent
 from paceline.errors import InvalidParameter
-from paceline.evaluation.long_text import clean_pieces, long_store, read_long, text_digest
-from paceline.evaluation.served_runs import run_on_ring
-from paceline.evaluation.training_card import name_of, run_card, shown
-from paceline.evaluation.training_remarks import Tell, no_remarks, tell_finished
-from paceline.evaluation.training_text import (
-    TextJob,
-    check_nothing_given,
-    open_served,
-    open_store,
-    ready_text,
-    text_card,
-)
 from paceline.models.heads.build import make_net
 from paceline.models.heads.files import save_head
 from paceline.models.heads.record import MOST_STEPS, HeadConfig, HeadRecord
@@ -47,6 +35,18 @@ from paceline.training.heads.shards import TapStore
 from paceline.training.heads.target import Target, training_target
 from paceline.training.run.checkpoint import read_checkpoint
 from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
+from paceline.training_jobs.card import name_of, run_card, shown
+from paceline.training_jobs.long_text import clean_pieces, long_store, read_long, text_digest
+from paceline.training_jobs.remarks import Tell, no_remarks, tell_finished
+from paceline.training_jobs.served import run_on_ring
+from paceline.training_jobs.text import (
+    TextJob,
+    check_nothing_given,
+    open_served,
+    open_store,
+    ready_text,
+    text_card,
+)
 from paceline.types import NamedProgress
 
 _FIRST_STAGE, _SECOND_RATE = 0.7, 0.1

@@ -1,7 +1,7 @@
 """Training heads together with their target, and saving both as new models. Used by `paceline train joint`.
 
 THE TARGET IS CHANGED: the new model generates other text than the original; its card tells how far its law drifted.
-Not for heads of a frozen target (`head_training.py`).
+Not for heads of a frozen target (`head.py`).
 """
 
 import time
@@ -15,10 +15,6 @@ from paceline.config import EngineConfig
 from paceline.disk import writing
 from paceline.engine.build import load, silent
 from paceline.errors import InvalidParameter
-from paceline.evaluation.head_training import check_wishes, chosen_vocabulary, tree_card
-from paceline.evaluation.training_card import name_of, run_card, shown
-from paceline.evaluation.training_remarks import Tell, no_remarks, tell_finished
-from paceline.evaluation.training_text import TextJob, open_store, ready_text, text_card
 from paceline.models.files.save_folder import config_values, save_model
 from paceline.models.heads.files import save_head
 from paceline.models.heads.fingerprint import target_print
@@ -28,6 +24,10 @@ from paceline.training.heads.recipes import recipe_of
 from paceline.training.heads.target import training_target
 from paceline.training.joint.recipe import JointRecipe
 from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
+from paceline.training_jobs.card import name_of, run_card, shown
+from paceline.training_jobs.head import check_wishes, chosen_vocabulary, tree_card
+from paceline.training_jobs.remarks import Tell, no_remarks, tell_finished
+from paceline.training_jobs.text import TextJob, open_store, ready_text, text_card
 from paceline.types import NamedProgress
 
 FAMILIES = ("medusa", "blockwise")

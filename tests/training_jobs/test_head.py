@@ -22,8 +22,8 @@ from paceline.training.heads.conversations import Conversation
 from paceline.training.heads.recipes import RECIPES
 from paceline.training.heads.shards import TapStore
 from paceline.training.heads.target import training_target
-from tests.evaluation.test_head_data import ChattyTokenizer
 from tests.fakes import RandomCheckpoint, mixture_config, small_config
+from tests.training_jobs.test_write_text import ChattyTokenizer
 
 MIXTURE = mixture_config("gpt_oss", experts=Experts(8, 2, True, bias=True), mlp="gated_clamped", attention_sinks=True,
                          attention_bias=True, attention_out_bias=True, windows=(8, 0, 8))  # fmt: skip
@@ -41,17 +41,18 @@ OTHERS = {
 def machine(monkeypatch, request):
     """A random model under every name, quick writing, and every third prompt held out."""
     pytest.importorskip("torch")
-    from paceline.evaluation import head_data, head_training
     from paceline.models import resolve
     from paceline.models.loaded import LoadedModel
     from paceline.models.torch_executor import TorchModel
+    from paceline.training_jobs import head as head_job
+    from paceline.training_jobs import write_text
 
     monkeypatch.setattr(ChattyTokenizer, "chat_template", "U:..|A:", raising=False)
     checkpoint = RandomCheckpoint(getattr(request, "param", None) or small_config())
     source = resolve.ModelSource("random", checkpoint, ChattyTokenizer())  # type: ignore[arg-type]
-    monkeypatch.setattr(head_training, "load", lambda *_: LoadedModel(source, TorchModel(checkpoint)))
+    monkeypatch.setattr(head_job, "load", lambda *_: LoadedModel(source, TorchModel(checkpoint)))
     monkeypatch.setattr(resolve, "resolve_model", lambda name: source)
-    monkeypatch.setattr(head_data, "_ROUND", 12)
+    monkeypatch.setattr(write_text, "_ROUND", 12)
     monkeypatch.setattr(conversations, "HELD_OUT_SHARE", 3)
     return source
 
@@ -223,9 +224,9 @@ def test_a_run_goes_on_with_the_texts_it_began_with(machine, tmp_path):
 
 def test_a_first_stage_that_was_ended_goes_on_with_its_vocabulary(machine, tmp_path, monkeypatch):
     """Text written meanwhile would name other tokens, which the rows of the first stage were not trained for."""
-    from paceline.evaluation import long_text
     from paceline.training.run.checkpoint import read_checkpoint
     from paceline.training.run.loop import Trainer
+    from paceline.training_jobs import long_text
 
     monkeypatch.setattr(long_text, "PIECE", 20)
     prompts, book, work = tmp_path / "prompts.txt", tmp_path / "book.txt", tmp_path / "work"
@@ -289,8 +290,8 @@ def test_two_stages_end_and_go_on_bit_for_bit(machine, tmp_path, monkeypatch):
     """Long text first, then answers from where that ended; ended between and within them, the head is the same."""
     import numpy as np
 
-    from paceline.evaluation import long_text
     from paceline.training.run.loop import Trainer
+    from paceline.training_jobs import long_text
 
     monkeypatch.setattr(long_text, "PIECE", 20)
     monkeypatch.setattr(long_text, "_SHARD", 4)
@@ -420,14 +421,14 @@ def test_a_run_with_another_draft_vocabulary_is_not_gone_on_with(machine, tmp_pa
 
 
 def test_text_of_another_model_is_refused(machine, tmp_path, monkeypatch):
-    from paceline.evaluation import training_text
+    from paceline.training_jobs import text as text_job
 
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"say {i}" for i in range(12)))
     common = ["medusa", "--prompts", prompts, "--work", tmp_path / "work", "--tokens", 60, "--threads", 1]
     common += ["--steps", 1, "-o", tmp_path / "head"]
     digest = ["one"]
-    monkeypatch.setattr(training_text, "weights_digest", lambda _: digest[0])
+    monkeypatch.setattr(text_job, "weights_digest", lambda _: digest[0])
     assert run(*common).exit_code == 0
     digest[0] = "another"
     with pytest.raises(InvalidParameter, match=r"work: .* of another model; use another folder"):

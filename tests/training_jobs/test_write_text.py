@@ -6,9 +6,6 @@ import pytest
 from paceline.config import EngineConfig
 from paceline.engine.build import build_engine
 from paceline.errors import InvalidParameter
-from paceline.evaluation import head_data
-from paceline.evaluation.head_data import HeadWriter, WritingLimits
-from paceline.evaluation.training_text import TextJob, check_clean, open_served
 from paceline.models.base import NORMED, pages_for
 from paceline.models.files.bfloat16 import to_bfloat16
 from paceline.models.loaded import LoadedModel
@@ -18,6 +15,9 @@ from paceline.training.heads import openings
 from paceline.training.heads.conversations import Conversation, ngrams_of
 from paceline.training.heads.recorder import TapRecorder
 from paceline.training.heads.shards import TapStore
+from paceline.training_jobs import write_text
+from paceline.training_jobs.text import TextJob, check_clean, open_served
+from paceline.training_jobs.write_text import HeadWriter, WritingLimits
 from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
 
 TAPS = (1, NORMED)
@@ -50,7 +50,7 @@ def loaded():
 
 @pytest.fixture
 def engine(loaded, monkeypatch):
-    monkeypatch.setattr(head_data, "_ROUND", 6)
+    monkeypatch.setattr(write_text, "_ROUND", 6)
     monkeypatch.setattr(openings, "_LONGEST", 40)
     config = EngineConfig(prefix_caching=False, max_model_len=128, profile="none")
     return build_engine(loaded, config, None, drafter=TapRecorder(TAPS))
@@ -80,7 +80,7 @@ def test_states_are_those_of_the_text(engine, loaded, tmp_path):
 
 def test_answers_of_preempted_requests_are_kept(loaded, tmp_path, monkeypatch):
     """Six texts of 28 tokens in seven pages: some lose theirs, are computed again, and are those of a large cache."""
-    monkeypatch.setattr(head_data, "_ROUND", 6)
+    monkeypatch.setattr(write_text, "_ROUND", 6)
     found = []
     for num_pages in (7, 40):
         config = EngineConfig(prefix_caching=False, max_model_len=64, profile="none",
@@ -154,9 +154,9 @@ def test_writing_that_brings_nothing_ends(engine, loaded, tmp_path, monkeypatch)
 def test_progress_is_of_the_time_where_that_ends_writing_sooner(monkeypatch, seconds, rounds, told):
     """250 seconds have passed, and 10 of 100 tokens are there."""
     clock = iter([1000.0, 1250.0])
-    monkeypatch.setattr(head_data.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(write_text.time, "monotonic", lambda: next(clock))
     seen = []
-    share = head_data._Share(WritingLimits(100, seconds), 0, lambda *now: seen.append(now))
+    share = write_text._Share(WritingLimits(100, seconds), 0, lambda *now: seen.append(now))
     share(10, rounds)
     assert seen == [(told, 100)]
 

@@ -6,8 +6,8 @@ Not for the ring (`training/online/ring.py`).
 import shutil
 from pathlib import Path
 
-from paceline.evaluation.training_remarks import Tell
 from paceline.training.heads.shards import TapStore
+from paceline.training_jobs.remarks import Tell
 
 
 def run_on_ring(runs: Path, name: str, ring: TapStore, tell: Tell) -> Path:

@@ -16,18 +16,6 @@ from paceline.config import EngineConfig
 from paceline.disk import writing
 from paceline.engine.build import load, silent
 from paceline.errors import InvalidParameter, UnsupportedModel
-from paceline.evaluation.head_training import check_wishes
-from paceline.evaluation.served_runs import run_on_ring
-from paceline.evaluation.training_card import name_of, run_card, shown
-from paceline.evaluation.training_remarks import Tell, no_remarks, tell_finished
-from paceline.evaluation.training_text import (
-    TextJob,
-    check_nothing_given,
-    open_served,
-    open_store,
-    ready_text,
-    text_card,
-)
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import checked_layers
 from paceline.models.feedback import KEY, Sparse, has_memory
@@ -44,6 +32,18 @@ from paceline.training.heads.shards import Document, TapStore
 from paceline.training.heads.target import training_target
 from paceline.training.lora import add_lora, merged_state
 from paceline.training.run.loop import LoopSettings, Progress, Trainer, Watch
+from paceline.training_jobs.card import name_of, run_card, shown
+from paceline.training_jobs.head import check_wishes
+from paceline.training_jobs.remarks import Tell, no_remarks, tell_finished
+from paceline.training_jobs.served import run_on_ring
+from paceline.training_jobs.text import (
+    TextJob,
+    check_nothing_given,
+    open_served,
+    open_store,
+    ready_text,
+    text_card,
+)
 from paceline.types import NamedProgress
 
 
