@@ -34,6 +34,7 @@ class WorkerGroup:
         self._worker = Worker([ModelSpec("m", "m")], lambda _spec: llm)
         self.pass_profiles, self.generate = self._worker.pass_profiles, self._worker.stream
         self.abort, self.check = self._worker.abort, self._worker.check
+        self.max_model_lens, self.metrics = self._worker.max_model_lens, self._worker.metrics
 
     async def start(self) -> None:
         """Nothing is left to load."""

@@ -142,12 +142,11 @@ class Dispatcher:
         return controller_text(self.controller) + merged_text(texts)
 
     async def _metrics_of(self, group: int) -> bytes:
-        ask = getattr(self.groups[group], "metrics", None)
-        if ask is None or self.controller.health[group] is not Health.READY:
+        if self.controller.health[group] is not Health.READY:
             return b""
         try:
             async with asyncio.timeout(self._supervision.timeout):
-                return await ask()
+                return await self.groups[group].metrics()
         except Exception:  # a scraper must not fail with a group
             return b""
 
@@ -347,8 +346,7 @@ class Dispatcher:
         try:
             async with asyncio.timeout(limit):
                 await self.groups[group].start()
-                ask = getattr(self.groups[group], "max_model_lens", None)
-                lengths: Mapping[str, int] = await ask() if ask else {}
+                lengths = await self.groups[group].max_model_lens()
         except TimeoutError:
             raise WorkerDied(f"group {group} did not start within {limit:g} s") from None
         for model, longest in lengths.items():
@@ -363,10 +361,9 @@ class Dispatcher:
         """Ask engines for their pass costs, where the plan does not give them."""
         if self.plan.stage_seconds is not None or self.plan.pass_profiles is not None:
             return
-        if any(getattr(group, "pass_profiles", None) for group in self.groups):
-            limit = self._supervision.start_timeout
-            self.plan = await measured(self.plan, self.groups, limit, self._clock, self.events)
-            self.controller = _controller(self.plan)
+        limit = self._supervision.start_timeout
+        self.plan = await measured(self.plan, self.groups, limit, self._clock, self.events)
+        self.controller = _controller(self.plan)
 
     async def _kill(self, group: int) -> None:
         """End a group's processes; errors are ignored, so that a replacement can start."""

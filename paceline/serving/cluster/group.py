@@ -1,19 +1,16 @@
 """`GroupHandle`: the interface of a group; and its supervision: health checks and restarts."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.errors import InvalidParameter
+from paceline.placement.tokens import TokenProfile
 from paceline.serving.job import Chunk, Job
 
 
 class GroupHandle(Protocol):
-    """Interface of a group. Every method but `kill` raises WorkerDied when the group has failed.
-
-    Optional methods: ``pass_profiles()``, a `TokenProfile` by model; ``max_model_lens()``, tokens of the longest
-    request by model; ``metrics()``, Prometheus text.
-    """
+    """Interface of a group. Every method but `kill` raises WorkerDied when the group has failed."""
 
     async def start(self) -> None:
         """Load the group's models, in new processes; returns when it can answer."""
@@ -29,6 +26,18 @@ class GroupHandle(Protocol):
 
     async def check(self) -> None:
         """Return if the group is healthy."""
+        ...
+
+    async def max_model_lens(self) -> Mapping[str, int]:
+        """Tokens of the longest request of each model that has a limit."""
+        ...
+
+    async def pass_profiles(self) -> Mapping[str, TokenProfile]:
+        """What passes of each model cost, measured now; empty where that cannot be."""
+        ...
+
+    async def metrics(self) -> bytes:
+        """Its engines' metrics as Prometheus text; empty where there are none."""
         ...
 
     async def kill(self) -> None:

@@ -22,6 +22,8 @@ async def measured(
 ) -> ClusterPlan:
     """`plan` with pass profiles: engines' step costs, corrected by the latency of answers through whole groups.
 
+    It stays as it is where no engine can measure them.
+
     Args:
         timeout: in seconds, for the engines' measurements, and again for the answers.
         clock: seconds, monotonic.
@@ -32,6 +34,8 @@ async def measured(
         {spec.name: by_name[spec.name] for spec in plan.held_by(g) if spec.name in by_name}
         for g, by_name in enumerate(found)
     ]
+    if not any(held):
+        return plan
     for g, shown in enumerate(await rehearse(groups, held, clock, _lengths(plan), plan.overhead, timeout)):
         if isinstance(shown, Exception):
             events.record("not_rehearsed", group=g, reason=f"{type(shown).__name__}: {shown}")
@@ -47,10 +51,9 @@ async def measured(
 
 async def _profiles_of(group: GroupHandle, timeout: float, number: int, events: EventLog) -> Mapping[str, TokenProfile]:
     """Profiles by model; empty where the engines cannot measure them."""
-    ask = getattr(group, "pass_profiles", None)
     try:
         async with asyncio.timeout(timeout):
-            return await ask() if ask else {}
+            return await group.pass_profiles()
     except Exception as error:
         events.record("group_not_measured", group=number, reason=f"{type(error).__name__}: {error}")
         return {}
