@@ -9,7 +9,7 @@ from torch import Tensor
 from paceline.models.heads.record import HeadConfig
 from paceline.training.heads.batches import Batch, make_batch
 from paceline.training.heads.figures import Evaluation, figures
-from paceline.training.heads.losses import Read, logits_of
+from paceline.training.heads.losses import CHUNK, Read, logits_of
 from paceline.training.heads.shards import Document, TapStore
 from paceline.training.heads.target import Target
 
@@ -83,10 +83,12 @@ def _acceptance(head: Drafts, store: TapStore, documents: Sequence[Document]) ->
     totals, places, whole = torch.zeros(head.num_steps), torch.zeros(head.num_steps), head.target.output_head()
     for batch in _batches(head, store, documents):
         for step, read in enumerate(_reads(head, batch)):
-            kept = batch.labelled(step)
-            law = whole.logits(batch.teacher(step)).softmax(-1)[:, head.ids]
-            drafted = logits_of(read, head.rows)[kept].softmax(-1)
-            totals[step] += float(torch.minimum(law, drafted).sum())
+            teacher = batch.teacher(step)
+            drafted = logits_of(read, head.rows)[batch.labelled(step)].softmax(-1)
+            for start in range(0, len(teacher), CHUNK):  # whole laws of a large vocabulary take a megabyte each
+                part = slice(start, start + CHUNK)
+                law = whole.logits(teacher[part]).softmax(-1)[:, head.ids]
+                totals[step] += float(torch.minimum(law, drafted[part]).sum())
             places[step] += len(drafted)
     return (totals / places.clamp(min=1)).tolist()
 
