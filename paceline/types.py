@@ -27,6 +27,10 @@ TokenProvenance = Literal["prompt", "target", "drafted", "bonus", "recovered"]
 """
 
 
+def silent(what: str, done: int, total: int) -> None:
+    """A `NamedProgress` that shows nothing."""
+
+
 @constructor_knows_vllm(SAMPLING)
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

@@ -40,7 +40,8 @@ def main() -> None:
     source = resolve_model(args.model)
     record = load_head(args.head, source)
     recipe = recipe_of(record.config.family)
-    wanted = recipe.describe(training_target(source), record.config.draft_vocab_size, record.config.num_steps)
+    target = training_target(source, any_logits=recipe.learns_any_logits)
+    wanted = recipe.describe(target, record.config.draft_vocab_size, record.config.num_steps)
     save_head(grown(record, wanted), args.output)
     print(args.output)
 

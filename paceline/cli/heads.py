@@ -168,6 +168,10 @@ SmolLM2-135M-Instruct -o eagle3-vllm
     if to == "vllm" and record.config.family in _NEVER_IN_VLLM:
         problem = f"is vllm, which runs no {record.config.family} heads"
         raise InvalidParameter("to", problem, "draft with it here, or train eagle3")
+    scales = record.config.family in ("dflash", "dspark") and record.config.embedding_scale != 1.0
+    if to in ("vllm", "sglang") and scales:
+        problem = f"is {to}, whose files of these heads cannot say that a block reads multiplied embeddings"
+        raise InvalidParameter("to", problem, "draft with it here, or train eagle3")
     if one_norm:
         record = _with_one_norm(record, model)
     if to != "paceline" and model is None:
@@ -222,7 +226,7 @@ def verify(
     """
     from paceline.config import EngineConfig
     from paceline.disk import writing
-    from paceline.engine.build import load
+    from paceline.engine.load import load
     from paceline.models.heads.build import make_net
     from paceline.models.heads.files import store_in_card
     from paceline.models.heads.registry import head_path
@@ -282,7 +286,7 @@ def _source(model: str) -> "ModelSource":
 
 def _with_one_norm(record: "HeadRecord", model: str | None) -> "HeadRecord":
     from paceline.config import EngineConfig
-    from paceline.engine.build import load
+    from paceline.engine.load import load
     from paceline.models.heads.one_norm import with_one_norm
     from paceline.models.heads.self_check import own_opening
 

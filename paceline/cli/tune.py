@@ -135,7 +135,7 @@ def _batches(profile: Profile) -> str:
 
 def _profile_of(model: str, config, plan, target_ms: float | None = None):
     """The loaded model and its profile, measured under progress bars; a target that no pass meets is refused."""
-    from paceline.engine.build import load
+    from paceline.engine.load import load
     from paceline.evaluation.tune import fastest_pass, profile_model
 
     with o.progress_bars() as progress:

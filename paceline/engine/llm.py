@@ -9,10 +9,11 @@ from typing import Any
 
 from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
 from paceline.drafters.auto import AUTO, resolve_drafter
-from paceline.engine.build import build_engine, load, silent
+from paceline.engine.build import build_engine
 from paceline.engine.calls import Calls, Inbox, TokenStream
 from paceline.engine.engine import Engine
 from paceline.engine.first_start import start_compiler
+from paceline.engine.load import load
 from paceline.engine.memory import cache_capacity
 from paceline.engine.pass_costs import pass_costs, step_seconds
 from paceline.engine.profiles import dtype_of
@@ -23,7 +24,7 @@ from paceline.models.base import PAGE_SIZE, RunsInParts
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.models.text.tokenizer import Tokenizer
-from paceline.types import NamedProgress, RequestOutput, SamplingParams
+from paceline.types import NamedProgress, RequestOutput, SamplingParams, silent
 from paceline.vllm_names import CALL, knows_vllm
 
 

@@ -23,7 +23,7 @@ CHUNK = 64
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TextScores:
-    """TextScores of n tokens of a text, each given all tokens before it.
+    """Scores of n tokens of a text, each given all tokens before it.
 
     Attributes:
         logprobs: [n] float64, log-probability of the token under the warped law; -inf where that is 0.

@@ -10,7 +10,7 @@ from paceline.errors import InvalidParameter
 from paceline.evaluation.accuracy import rank_counts
 from paceline.models.base import CausalLM
 from paceline.theory.tree_shape import RankPath, best_tree, expected_tree_tokens
-from paceline.types import NamedProgress, SamplingParams
+from paceline.types import NamedProgress, SamplingParams, silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def measure(
     params: SamplingParams,
     num_ranks: int = 8,
     depth: int = 8,
-    progress: NamedProgress = lambda what, done, total: None,
+    progress: NamedProgress = silent,
 ) -> TreeSearch:
     """Let the target answer `prompts`, and count the rank of each token among the draft's guesses.
 

@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 
 from paceline.config import EngineConfig
-from paceline.engine.build import build_engine, silent
+from paceline.engine.build import build_engine
 from paceline.engine.memory import bytes_for
 from paceline.engine.profiles import dtype_of, executor_name, machine, num_threads
 from paceline.engine.target_pass import plain_pass
@@ -20,7 +20,7 @@ from paceline.models.state_book import only_time
 from paceline.scheduling.budget import TILES, tile_of
 from paceline.scheduling.profile import Profile
 from paceline.speculation import CostProfile
-from paceline.types import NamedProgress, Progress, SamplingParams
+from paceline.types import NamedProgress, Progress, SamplingParams, silent
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 CONTEXTS = (32, 256, 1024)

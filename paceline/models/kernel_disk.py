@@ -8,7 +8,7 @@ processor, and the versions of Numba and Python. A file starts with the checksum
 again. While one process compiles, others that need the same code wait for it.
 
 A process may load code that several processes compiled, so names of inner functions must be unique across processes
-(`_NAMES`).
+(`_number_anew`).
 
 Functions that only other compiled functions call may be kept too, as they were lowered (`InnerCache`): a pass in
 another number format then compiles in two thirds of the time. That is done only while a function is compiled that is
@@ -22,9 +22,11 @@ import hashlib
 import itertools
 import os
 import pickle
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -38,19 +40,28 @@ from paceline.models.cache_dir import cache_dir
 from paceline.models.intact import digest_of
 
 Compiled = TypeVar("Compiled")
-_NAMES = uuid.uuid4().int >> 80
-"""First number of this process for compiled functions. Numba counts from 1 in every process and distinguishes closures
-of the same name only by this number. Code that two processes compiled for different types could then use one name for
-two functions, and LLVM, which links the first it finds, would silently call the wrong one."""
-FunctionIdentity._unique_ids = itertools.count(_NAMES)
-
-_FORMAT = 1
+_FORMAT = 2
 """Version of the file format; increase it to invalidate existing files."""
 
 PATIENCE = 600.0
 """Seconds to wait for another process that compiles the same code, before compiling it here as well."""
 _LARGEST_INNER = 1 << 16
 """Most bytes of an inner function that is kept. Larger ones depend on all types of a model: few are found again."""
+
+
+def _number_anew() -> None:
+    """Number compiled functions from a number on that no other process has, a forked one either.
+
+    Numba counts from 1 in every process and distinguishes closures of the same name only by this number. Code that two
+    processes compiled for different types could then use one name for two functions, and LLVM, which links the first
+    it finds, would silently call the wrong one.
+    """
+    FunctionIdentity._unique_ids = itertools.count(uuid.uuid4().int >> 80)
+
+
+_number_anew()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_number_anew)
 
 
 class _KernelCache(FunctionCache):
@@ -161,7 +172,7 @@ class InnerCache(NullCache):
             self._py_func.__qualname__,
             FunctionCache._index_key(cast(Any, self), sig, codegen),
         )
-        key = repr((_FORMAT, _Compiler.stamp, numba.__version__, *own))
+        key = repr((_FORMAT, _Compiler.stamp, numba.__version__, sys.version_info[:2], *own))
         return cache_dir() / "kernels" / f"inner-{hashlib.sha256(key.encode()).hexdigest()[:32]}.nbc"
 
 
@@ -177,12 +188,15 @@ def _read(path: Path) -> Any:
 
 def _write(path: Path, data: bytes) -> None:
     """Write a temporary file and rename it to `path`, so that readers never see a partial file; ignore disk errors."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(hashlib.sha256(data).digest() + data)
-        os.replace(file.name, path)
-    except OSError:
-        pass
+    with suppress(OSError):
+        descriptor, name = tempfile.mkstemp(dir=path.parent)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(hashlib.sha256(data).digest() + data)
+            os.replace(name, path)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
 
 
 def keep_on_disk(function: Compiled, sources: Sequence[Path]) -> Compiled:

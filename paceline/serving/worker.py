@@ -8,7 +8,6 @@ from typing import Any
 
 from paceline.config import SpeculativeConfig
 from paceline.engine.async_llm import AsyncLLM
-from paceline.engine.build import silent
 from paceline.engine.llm import LLM
 from paceline.engine.prompts import Prompt
 from paceline.engine.step import StepOutput, VerifiedDraft
@@ -28,6 +27,7 @@ from paceline.types import (
     TokenLogprobs,
     TokenOutput,
     TokenProvenance,
+    silent,
 )
 
 _OPENING = 32

@@ -14,7 +14,7 @@ import torch
 
 from paceline.config import EngineConfig
 from paceline.disk import writing
-from paceline.engine.build import load, silent
+from paceline.engine.load import load
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import checked_layers
@@ -44,7 +44,7 @@ from paceline.training_jobs.text import (
     ready_text,
     text_card,
 )
-from paceline.types import NamedProgress
+from paceline.types import NamedProgress, silent
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from paceline.config import EngineConfig
-from paceline.engine.build import load, silent
+from paceline.engine.load import load
 from paceline.errors import InvalidParameter
 from paceline.models.heads.build import make_net
 from paceline.models.heads.files import save_head
@@ -47,7 +47,7 @@ from paceline.training_jobs.text import (
     ready_text,
     text_card,
 )
-from paceline.types import NamedProgress
+from paceline.types import NamedProgress, silent
 
 _FIRST_STAGE, _SECOND_RATE = 0.7, 0.1
 """Fraction of the updates in the first stage, and learning rate of the second stage relative to the first (Wertheimer

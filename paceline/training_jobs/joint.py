@@ -13,7 +13,7 @@ import torch
 
 from paceline.config import EngineConfig
 from paceline.disk import writing
-from paceline.engine.build import load, silent
+from paceline.engine.load import load
 from paceline.errors import InvalidParameter
 from paceline.models.files.save_folder import config_values, save_model
 from paceline.models.heads.files import save_head
@@ -28,7 +28,7 @@ from paceline.training_jobs.card import name_of, run_card, shown
 from paceline.training_jobs.head import check_wishes, chosen_vocabulary, tree_card
 from paceline.training_jobs.remarks import Tell, no_remarks, tell_finished
 from paceline.training_jobs.text import TextJob, open_store, ready_text, text_card
-from paceline.types import NamedProgress
+from paceline.types import NamedProgress, silent
 
 FAMILIES = ("medusa", "blockwise")
 """Head families that can be trained jointly."""

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from paceline.config import EngineConfig
 from paceline.disk import writing
-from paceline.engine.build import silent
 from paceline.errors import InvalidParameter
 from paceline.training.drafts.boost import Lessons, hits_on, pool_tokens_per_pass
 from paceline.training.drafts.distill import DistillRecipe
@@ -23,7 +22,7 @@ from paceline.training.heads.shards import Document
 from paceline.training.run.loop import Progress, Watch
 from paceline.training_jobs.draft import DraftJob, DraftSetup, save_draft, set_up, train_member
 from paceline.training_jobs.remarks import Tell, no_remarks
-from paceline.types import NamedProgress
+from paceline.types import NamedProgress, silent
 
 _MOST_MEASURED = 24
 

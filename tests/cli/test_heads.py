@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
-from paceline.engine import build
+from paceline.engine import load
 from paceline.errors import InvalidParameter
 from paceline.models.heads import build as net_build
 from paceline.models.heads import registry, self_check
@@ -142,6 +142,13 @@ def test_convert_writes_one_norm_where_a_program_computes_no_more(target: Path, 
         assert config.norm_before_fc and not config.fc_norm and not config.norm_output
 
 
+@pytest.mark.parametrize("program", ["vllm", "sglang", "llama.cpp"])
+def test_blocks_that_read_scaled_embeddings_stay_here(target: Path, tmp_path: Path, program: str) -> None:
+    save_head(made_for(target, replace(OURS["dspark"], embedding_scale=9.8)), tmp_path / "head")
+    other = refused(run("convert", tmp_path / "head", "--to", program, "-m", target, "-o", tmp_path / "out"))
+    assert "embedding" in str(other) and not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("program", ["vllm", "llama.cpp", "paceline"])
 def test_a_place_that_cannot_be_written_is_told(target: Path, tmp_path: Path, program: str) -> None:
     save_head(made_for(target, TABLED), tmp_path / "head")
@@ -184,7 +191,7 @@ def test_what_convert_cannot_do_is_told(target: Path, tmp_path: Path) -> None:
 def test_verify(target: Path, tmp_path: Path, monkeypatch, check: SelfCheck | None, code: int) -> None:
     save_head(made_for(target, TABLED), tmp_path / "head")
     loaded = LoadedModel(resolve_model(str(target)), object())  # type: ignore[arg-type]
-    monkeypatch.setattr(build, "load", lambda *_: loaded)
+    monkeypatch.setattr(load, "load", lambda *_: loaded)
     monkeypatch.setattr(net_build, "make_net", lambda record, target: record)
     monkeypatch.setattr(self_check, "run_self_check", lambda *_: check)
     result = run("verify", tmp_path / "head", "-m", target)
@@ -199,7 +206,7 @@ def test_verify_stores_what_it_measured(target: Path, tmp_path: Path, monkeypatc
     before = (tmp_path / "head" / "model.safetensors").read_bytes()
     model = SimpleNamespace(config=SimpleNamespace(vocab_size=40))
     loaded = LoadedModel(resolve_model(str(target)), model)  # type: ignore[arg-type]
-    monkeypatch.setattr(build, "load", lambda *_: loaded)
+    monkeypatch.setattr(load, "load", lambda *_: loaded)
     monkeypatch.setattr(net_build, "make_net", lambda record, target: SimpleNamespace(record=record))
     monkeypatch.setattr(self_check, "own_opening", lambda tokenizer: [4, 5])
     monkeypatch.setattr(self_check, "own_text", lambda model, prompt: [*prompt, 1, 2, 3])

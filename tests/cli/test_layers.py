@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from paceline.cli.layers import _advice
 from paceline.cli.main import app
-from paceline.engine import build
+from paceline.engine import load
 from paceline.errors import InvalidParameter
 from paceline.evaluation.layer_search import LayerChoice
 from paceline.models.loaded import LoadedModel
@@ -24,7 +24,7 @@ def text(tmp_path, monkeypatch):
     monkeypatch.setattr(weights, "cache_dir", lambda: tmp_path)
     checkpoint = RandomCheckpoint(small_config())
     source = ModelSource("tiny", checkpoint, ByteTokenizer())  # type: ignore[arg-type]
-    monkeypatch.setattr(build, "load", lambda *_: LoadedModel(source, NumbaModel(checkpoint, "float32", 1)))
+    monkeypatch.setattr(load, "load", lambda *_: LoadedModel(source, NumbaModel(checkpoint, "float32", 1)))
     path = tmp_path / "text.txt"
     path.write_text("the cat sat on the mat and the dog sat on the cat")
     return str(path)

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from paceline.config import EngineConfig, SpeculativeConfig  # noqa: E402
 from paceline.drafters.draft_model import DraftModel  # noqa: E402
 from paceline.drafters.draft_ranks import plans_of, ranks_of_draft  # noqa: E402
-from paceline.engine import build  # noqa: E402
+from paceline.engine import build, load  # noqa: E402
 from paceline.errors import InvalidParameter  # noqa: E402
 from paceline.models.base import RunsOnRanks  # noqa: E402
 from paceline.models.loaded import LoadedModel  # noqa: E402
@@ -48,7 +48,8 @@ def texts(target, params, drafter=None):
 @pytest.mark.parametrize("size", [1, 2])
 def test_texts_are_plains_with_the_draft_on_one_rank_or_on_all(target, size, monkeypatch):
     source = ModelSource("small", DRAFT, ByteTokenizer())  # type: ignore[arg-type]
-    monkeypatch.setattr(build, "resolve_model", lambda name, progress: source)
+    for module in (build, load):
+        monkeypatch.setattr(module, "resolve_model", lambda name, progress: source)
     chosen = ranks_of_draft(target.model, "float32", size)
     draft = build._load_draft(CONFIG, build.silent, "small", None, chosen).model
     assert isinstance(draft, RunsOnRanks) == (size > 1)

@@ -6,11 +6,13 @@ from math import inf
 import pytest
 
 from paceline.config import EngineConfig
-from paceline.engine.build import build_engine, load_executor, silent
+from paceline.engine.build import build_engine
+from paceline.engine.load import load_executor
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.architecture.experts import Experts
 from paceline.models.architecture.size import balanced_context, num_parameters
 from paceline.models.numba_executor.executor import NumbaModel
+from paceline.types import silent
 from tests.fakes import RandomCheckpoint, mixture_config, small_config
 
 ODD = small_config(intermediate_size=100)

@@ -5,7 +5,8 @@ import pytest
 pytest.importorskip("torch")
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.build import build_engine, load_executor, silent
+from paceline.engine.build import build_engine
+from paceline.engine.load import load_executor
 from paceline.errors import InvalidParameter
 from paceline.models.base import DrawsLaws
 from paceline.models.cuda_executor import CudaModel, parallel
@@ -13,7 +14,7 @@ from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.models.torch_executor import TorchModel
 from paceline.speculation.policies import WhereFaster
-from paceline.types import SamplingParams
+from paceline.types import SamplingParams, silent
 from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
 
 from .conftest import PROMPTS, run_all

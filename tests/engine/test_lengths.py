@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.config import SpeculativeConfig
-from paceline.engine import build
+from paceline.engine import load
 from paceline.errors import InvalidParameter
 from paceline.speculation import DrafterTraits, FixedPrices, make_policy
 from paceline.speculation.policies import Cascade, Classifier, Fixed, Goodput, Heuristic
@@ -131,7 +131,7 @@ def test_train_disco_writes_a_classifier_that_generate_can_read(tiny, monkeypatc
     pytest.importorskip("torch")
     from tests.engine.conftest import load_random
 
-    monkeypatch.setattr(build, "load", lambda name, *_: load_random(int(name.removeprefix("random-"))))
+    monkeypatch.setattr(load, "load", lambda name, *_: load_random(int(name.removeprefix("random-"))))
     prompts, output = tmp_path / "prompts.jsonl", tmp_path / "disco.json"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
     result = CliRunner().invoke(

@@ -7,10 +7,12 @@ import pytest
 from paceline import LLM
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine import llm as llm_module
-from paceline.engine.build import LoadedModel, build_engine, load_executor, silent
+from paceline.engine.build import build_engine
+from paceline.engine.load import load_executor
 from paceline.errors import EngineDead, InvalidParameter
+from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
-from paceline.types import SamplingParams
+from paceline.types import SamplingParams, silent
 from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
 
 from .conftest import PROMPTS, run_all

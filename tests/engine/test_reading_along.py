@@ -7,7 +7,6 @@ import pytest
 from paceline.drafters.base import BaseDrafter
 from paceline.engine.guarded_policy import GuardedPolicy
 from paceline.errors import DrafterWarning, PolicyWarning
-from paceline.evaluation import draft_traces
 from paceline.evaluation.advise.rehearsal import Observer
 from paceline.evaluation.audit.recorder import Recorder
 from paceline.sampling import TokenTree
@@ -17,6 +16,7 @@ from paceline.speculation.records import BatchStats, DraftStats
 from paceline.speculation.traits import DrafterTraits
 from paceline.training.online.recorded import Recorded
 from paceline.training.online.ring import ServedRing
+from paceline.training_jobs import draft_traces
 from paceline.types import SamplingParams
 from tests.engine.conftest import run_all
 

@@ -13,6 +13,7 @@ import pytest
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine import build, memory, pass_costs
 from paceline.engine.llm import LLM
+from paceline.engine.load import load_executor
 from paceline.errors import DrafterWarning, InvalidParameter, UnsupportedModel
 from paceline.evaluation import tune
 from paceline.evaluation.advise.candidates import Wanted, check_replayable
@@ -223,7 +224,7 @@ def test_the_torch_executor_says_the_same(make_engine, plain):
 def test_several_processes_refuse_recurrent_layers(make_engine, executor):
     how = {"executor": executor, "tensor_parallel_size": 2}
     with pytest.raises(UnsupportedModel, match="recurrent layers, which run in one process"):
-        build.load_executor(make_engine.source.checkpoint, EngineConfig(**how), "random", lambda *_: None)
+        load_executor(make_engine.source.checkpoint, EngineConfig(**how), "random", lambda *_: None)
 
 
 def test_a_draft_that_reads_a_window_of_keys_is_refused(make_engine):

@@ -107,9 +107,9 @@ def test_drafters_that_do_not_watch_are_not_told(engine_for):
 
 
 def test_a_drafters_own_budget_holds_until_the_user_names_one(engine_for):
-    assert engine_for({"method": "lookahead"}).speculation.most == 30
-    assert engine_for({"method": "lookahead", "num_draft_tokens": 6}).speculation.most == 6
-    assert engine_for({"method": "ngram"}).speculation.most == 8
+    assert engine_for({"method": "lookahead"}).speculation.num_draft_tokens == 30
+    assert engine_for({"method": "lookahead", "num_draft_tokens": 6}).speculation.num_draft_tokens == 6
+    assert engine_for({"method": "ngram"}).speculation.num_draft_tokens == 8
 
 
 @pytest.mark.parametrize("method", ["sparse_cache", "layer_skip"])

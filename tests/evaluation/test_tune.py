@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.config import EngineConfig
-from paceline.engine import build, profiles
+from paceline.engine import load, profiles
 from paceline.engine.profiles import cached_profile, code_digest, find_profile, profile_path
 from paceline.errors import InvalidParameter
 from paceline.evaluation.tune import TunePlan, measure, profile_model
@@ -70,7 +70,7 @@ def test_the_engine_takes_the_tuned_budget_unless_told_otherwise(tiny, engine_fo
 
 @pytest.fixture
 def tune_cli(tiny, monkeypatch):
-    monkeypatch.setattr(build, "load", lambda name, config, progress: tiny)
+    monkeypatch.setattr(load, "load", lambda name, config, progress: tiny)
     grid = ["--rows", "1", "--rows", "16", "--rows", "32", "--measure-context", "8", "--rounds", "1"]
     arguments = ["tune", "--model", "random-0", *grid, "--num-decodes", "4"]
     return lambda *more: CliRunner().invoke(app, [*arguments, *more])

@@ -1,5 +1,6 @@
 """Machine code on disk: found again, made anew when it should be, never mixed up between processes."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -149,3 +150,72 @@ def test_closures_that_two_processes_compiled_are_kept_apart_in_a_third(source):
     assert says("float64") == ["109460", "1"]
     assert says("int64", "float64") == ["10946", "109460", "0"]
     assert says("float64", "int64") == ["109460", "10946", "0"]
+
+
+FORKED = """
+import os, sys
+import numpy as np
+from pathlib import Path
+from paceline.models.kernel_disk import keep_on_disk
+import kernels as own
+
+def run(name):
+    values = np.zeros(1, np.int64)
+    keep_on_disk(getattr(own, name), [Path(own.__file__)])(values)
+    return int(values[0])
+
+if sys.argv[1:]:
+    print(run("both"))
+else:
+    for name in ("first", "second"):
+        child = os.fork()
+        if not child:
+            run(name)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+"""
+KERNELS = """
+from paceline.models.numba_executor.kernel import entry, kernel
+
+def make(number):
+    @kernel
+    def tile(values):
+        values[0] += number
+    return tile
+
+one, two = make(1), make(10)
+
+@entry
+def first(values):
+    one(values)
+
+@entry
+def second(values):
+    two(values)
+
+@entry
+def both(values):
+    one(values)
+    two(values)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
+def test_kernels_that_forked_processes_lowered_are_kept_apart_in_a_third(tmp_path):
+    """Both count on from the same number otherwise, and a caller of both gets one of them twice."""
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    (tmp_path / "run.py").write_text(FORKED)
+    own = os.environ | {"PACELINE_CACHE": str(tmp_path / "cache")}
+    for arguments in ([], ["third"]):
+        command = [sys.executable, str(tmp_path / "run.py"), *arguments]
+        done = subprocess.run(command, env=own, capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.split() == ["11"]
+
+
+def test_a_full_disk_leaves_no_file_behind(source, arrays, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("paceline.models.kernel_disk.os.replace", full)
+    assert fresh(source)(arrays["int64"]) == 10
+    assert [path.suffix for path in (source.parent / "cache" / "kernels").iterdir()] == [".lock"]

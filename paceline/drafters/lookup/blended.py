@@ -22,7 +22,7 @@ from paceline.drafters.past_pools import PastPools
 from paceline.drafters.same_text import CHECKED_TAIL, goes_on
 from paceline.errors import InvalidParameter
 from paceline.models.kernel_disk import keep_on_disk
-from paceline.models.numba_executor import noise
+from paceline.models.numba_executor.kernel import kernel_sources
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
 from paceline.speculation.traits import DrafterTraits
@@ -198,4 +198,4 @@ def _arrays(index: TextIndex) -> tuple[Any, ...]:
 @cache
 def _grow() -> Callable[..., int]:
     """`grow.grow`, compiled and cached on disk until its files change."""
-    return keep_on_disk(compiled.grow, [Path(str(module.__file__)) for module in (compiled, noise)])
+    return keep_on_disk(compiled.grow, [Path(compiled.__file__), *kernel_sources()])

@@ -14,9 +14,10 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.auto import AUTO
 from paceline.drafters.registry import option_names
 from paceline.drafters.self_draft import SelfDraft
-from paceline.engine.build import build_engine, load
+from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
 from paceline.engine.llm import LLM
+from paceline.engine.load import load
 from paceline.engine.profiles import cached_profile, dtype_of
 from paceline.engine.score import score
 from paceline.errors import InvalidParameter
@@ -33,7 +34,7 @@ from paceline.models.heads.registry import best_head
 from paceline.models.loaded import LoadedModel
 from paceline.scheduling.profile import Profile
 from paceline.speculation.traits import DrafterTraits
-from paceline.types import NamedProgress, SamplingParams
+from paceline.types import NamedProgress, SamplingParams, silent
 
 PLAN = TunePlan(rows=(1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 48, 64), contexts=(32, 512), rounds=9)
 """The measurement plan where there is no profile of `paceline tune`."""
@@ -154,7 +155,7 @@ def check_replayable(llm: LLM, wanted: Sequence[Wanted]) -> None:
 
 def replayed(
     llm: LLM, wanted: Sequence[Wanted], texts: Sequence[Text], params: SamplingParams, config: EngineConfig,
-    profile: Profile, progress: NamedProgress = lambda what, done, total: None, traced: bool = False,
+    profile: Profile, progress: NamedProgress = silent, traced: bool = False,
     batches: Sequence[int] = (),
 ) -> list[Candidate]:  # fmt: skip
     """Replay all candidates over all texts.

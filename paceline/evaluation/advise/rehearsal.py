@@ -18,7 +18,7 @@ from paceline.engine.llm import LLM
 from paceline.evaluation.advise.replay import Text
 from paceline.sampling import TokenTree
 from paceline.speculation import RequestOutcome
-from paceline.types import NamedProgress, SamplingParams
+from paceline.types import NamedProgress, SamplingParams, silent
 
 PLAIN, SCRIPTED = "plain", "drafts of known lengths"
 ROUNDS, PLAIN_ROUNDS = 13, 25
@@ -160,7 +160,7 @@ class _Stage:
 
 def rehearse(
     llm: LLM, specs: Mapping[str, Mapping[str, Any]], texts: Sequence[Text], params: SamplingParams,
-    batches: Sequence[int], most: int, progress: NamedProgress = lambda what, done, total: None, turns: int = TURNS,
+    batches: Sequence[int], most: int, progress: NamedProgress = silent, turns: int = TURNS,
     seconds: float = SECONDS, clock: Callable[[], float] = time.perf_counter, first_turn: int = 0,
 ) -> Rehearsal:  # fmt: skip
     """Time rounds of plain decoding and of all candidates on the prompts of some texts.

@@ -14,7 +14,7 @@ from paceline.evaluation.advise.replay import Text
 from paceline.evaluation.advise.texts import check_texts, texts_of
 from paceline.evaluation.prompts import Prompt
 from paceline.scheduling.profile import Profile
-from paceline.types import NamedProgress, SamplingParams
+from paceline.types import NamedProgress, SamplingParams, silent
 
 
 def predictions_of(
@@ -37,7 +37,7 @@ def predictions_of(
 
 def rehearsed(
     llm: LLM, wanted: Sequence[Wanted], candidates: Sequence[Candidate], texts: Sequence[Text], params: SamplingParams,
-    batches: Sequence[int], progress: NamedProgress = lambda what, done, total: None, **how: Any,
+    batches: Sequence[int], progress: NamedProgress = silent, **how: Any,
 ) -> Rehearsal:  # fmt: skip
     """Time rounds of all candidates on real engines; arguments as in `take_advice`, `how` as in `rehearse`."""
     specs = {one.label: each.spec for one, each in zip(candidates, wanted, strict=True)}
@@ -81,7 +81,7 @@ class Advice:
 def take_advice(
     llm: LLM, prompts: Sequence[Prompt], wanted: Sequence[Wanted], params: SamplingParams, batches: Sequence[int],
     config: EngineConfig, profile: Profile | None = None, raw: bool = False,
-    progress: NamedProgress = lambda what, done, total: None, traced: bool = False,
+    progress: NamedProgress = silent, traced: bool = False,
     known: Callable[[Sequence[Text]], list[Candidate]] = lambda texts: [],
 ) -> Advice:  # fmt: skip
     """Get texts and timings, replay the candidates, and predict their speed-ups.

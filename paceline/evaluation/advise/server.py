@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.config import EngineConfig
 from paceline.drafters.registry import make_drafter
-from paceline.engine.build import load
+from paceline.engine.load import load
 from paceline.engine.score import score
 from paceline.errors import InvalidParameter
 from paceline.evaluation.advise.candidates import Candidate, Wanted

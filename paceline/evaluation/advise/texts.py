@@ -9,7 +9,7 @@ from paceline.engine.score import score
 from paceline.errors import InvalidParameter
 from paceline.evaluation.advise.replay import Text
 from paceline.evaluation.prompts import Prompt, ids_of
-from paceline.types import NamedProgress, SamplingParams
+from paceline.types import NamedProgress, SamplingParams, silent
 
 _BATCH = 8
 
@@ -19,7 +19,7 @@ def texts_of(
     prompts: Sequence[Prompt],
     params: SamplingParams,
     raw: bool = False,
-    progress: NamedProgress = lambda what, done, total: None,
+    progress: NamedProgress = silent,
 ) -> tuple[list[Text], int]:
     """(texts with more than one output token, number of logged answers that are not the target's).
 

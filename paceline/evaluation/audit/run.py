@@ -29,7 +29,7 @@ from paceline.evaluation.audit.rivals import LENIENCES
 from paceline.evaluation.audit.rule import Case, case_of, rule_check
 from paceline.evaluation.audit.verdict import Check, Verdict, exit_code, overall, without_blind
 from paceline.sampling import AUTO, Verifier, is_lossy, resolve
-from paceline.types import NamedProgress, SamplingParams
+from paceline.types import NamedProgress, SamplingParams, silent
 
 CHECKS = ("rows", "rule", "greedy", "coupled", "load", "accounting", "controls", "law")
 """In the order in which they run: the law check takes the time that is left."""
@@ -116,7 +116,7 @@ def audit(
     prompts: Sequence[Sequence[int]],
     plan: AuditPlan,
     bets: Bets | None = None,
-    progress: NamedProgress = lambda what, done, total: None,
+    progress: NamedProgress = silent,
     clock: Callable[[], float] = time.monotonic,
 ) -> Audit:
     """Run the checks of `plan`.

@@ -15,7 +15,7 @@ from paceline.evaluation.bench.summary import pairs_of
 from paceline.evaluation.prompts import Prompt
 from paceline.evaluation.provenance import load_average
 from paceline.evaluation.stats import LEAST_PROMPTS, time_ratio
-from paceline.types import NamedProgress
+from paceline.types import NamedProgress, silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def run_bench(
     arms: Sequence[Arm],
     plan: Plan,
     file: BenchFile,
-    progress: NamedProgress = lambda what, done, total: None,
+    progress: NamedProgress = silent,
     clock: Callable[[], float] = time.monotonic,
     meter: EnergyMeter | None = None,
 ) -> str:

@@ -115,6 +115,8 @@ def _dflash_problems(config: HeadConfig, layer: ModelConfig) -> Iterator[tuple[s
         yield "markov_head_type", f"is {config.variant}"
     if config.confidence and not (config.markov_rank and config.confidence_markov):
         yield "confidence", "does not read the token before"
+    if config.embedding_scale != 1.0:
+        yield "embedding_scale", "multiplies the embeddings that a block reads"
     if config.family == "dflash" and config.sample_from_anchor:
         yield "sample_from_anchor", "drafts from the anchor's row without a Markov head"
     yield from _bias_problems(config, layer)

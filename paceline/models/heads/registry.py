@@ -149,7 +149,7 @@ def load_head(name_or_path: str | Path, target: ModelSource | None = None, *, re
     Its maximum position is raised to the target's if it was trained on shorter texts; its notes then mention this.
 
     Args:
-        reading: how to interpret ambiguous files; the target is added to it.
+        reading: how to interpret ambiguous files; what the target says is added to it.
         any_weights: accept a head for other weights of the same sizes, with a warning.
 
     Raises:
@@ -162,7 +162,8 @@ def load_head(name_or_path: str | Path, target: ModelSource | None = None, *, re
     """
     path = head_path(name_or_path)
     own = target_print(target) if target is not None else None
-    record = read_head(path, replace(reading or Reading(), target=own))
+    known = {} if target is None else {"embedding_scale": _scale_of(target)}
+    record = read_head(path, replace(reading or Reading(), target=own, **known))
     try:
         check_entry(record)
     except InvalidParameter as error:
@@ -171,7 +172,7 @@ def load_head(name_or_path: str | Path, target: ModelSource | None = None, *, re
         return record
     for sentence in check_fit(record, own, any_weights):
         warnings.warn(f"{name_or_path}: {sentence}", HeadWarning, stacklevel=2)
-    return _as_far_as(_with_scaled_embeddings(record, target), target)
+    return _as_far_as(record, target)
 
 
 def _ref(folder: Path, place: Place, name: str) -> HeadRef:
@@ -214,16 +215,10 @@ def head_path(name_or_path: str | Path) -> Path:
     raise ModelNotFound(f"head {name!r}: no such folder or file; known heads: {known}; {CONFIG} and {WEIGHTS} make one")
 
 
-def _with_scaled_embeddings(record: HeadRecord, target: ModelSource) -> HeadRecord:
-    """`record`, whose block reads the target's embeddings as the target does. Layouts have no field for the factor.
-
-    Other heads read them as they are stored: a norm follows, or weights that were trained with that.
-    """
-    scale, config = target.checkpoint.config.embedding_scale, record.config
-    if config.family not in ("dflash", "dspark") or config.owns_embedding or scale == config.embedding_scale:
-        return record
-    note = f"its block reads embeddings times {scale:g}, as {target.name} does"
-    return replace(record, config=replace(config, embedding_scale=scale), notes=(*record.notes, note))
+def _scale_of(target: ModelSource) -> float:
+    """What the target's embedding layer multiplies by. Other models than Gemma do so outside of that layer."""
+    config = target.checkpoint.config
+    return config.embedding_scale if config.model_type.startswith("gemma") else 1.0
 
 
 def _as_far_as(record: HeadRecord, target: ModelSource) -> HeadRecord:

@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from paceline.config import EngineConfig  # noqa: E402
-from paceline.engine.build import load_executor, silent  # noqa: E402
+from paceline.engine.load import load_executor  # noqa: E402
 from paceline.errors import InvalidParameter  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor.block_layers import put_blocks, times  # noqa: E402
@@ -17,6 +17,7 @@ from paceline.models.files.gguf_header import BLOCKS  # noqa: E402
 from paceline.models.numba_executor.blocks.formats import FORMATS  # noqa: E402
 from paceline.models.numba_executor.blocks.unpack import unpack  # noqa: E402
 from paceline.models.rows import Part, build_rows  # noqa: E402
+from paceline.types import silent  # noqa: E402
 from tests.fakes import RandomCheckpoint, small_config  # noqa: E402
 
 from ..test_blocks import random_blocks  # noqa: E402

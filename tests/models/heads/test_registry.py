@@ -183,18 +183,22 @@ def test_positions_go_as_far_as_the_target_and_training_is_told(places: Path) ->
     assert record.config.max_positions == 64
 
 
-@pytest.mark.parametrize(("form", "scale"), [("dflash", 8.0), ("dspark", 8.0), ("eagle3.1", 1.0), ("mlp", 1.0)])
-def test_blocks_read_embeddings_as_a_target_that_scales_them(places: Path, form: str, scale: float) -> None:
-    """No layout has a field for the factor, so heads of other programs cannot say it (DFlash for Gemma 4)."""
-    checkpoint = OnDisk(places / "gemma.gguf", "weights", replace(CONFIG, embedding_scale=8.0))
-    target = ModelSource("gemma", checkpoint, ByteTokenizer())  # type: ignore[arg-type]
-    record = head_for(target, form)
-    save_head(replace(record, config=replace(record.config, embedding_scale=1.0)), places / "head")
-    found = load_head(places / "head", target)
-    assert found.config.embedding_scale == scale
-    assert any("embeddings times 8, as gemma does" in note for note in found.notes) == (scale == 8.0)
-    save_head(found, places / "again")
-    assert load_head(places / "again").config.embedding_scale == scale, "kept in this project's own block"
+@pytest.mark.parametrize(
+    ("model_type", "layout", "own", "scale"),
+    [("gemma3_text", "dflash", False, 8.0), ("gemma3_text", "speculators", False, 1.0),
+     ("granite", "dflash", False, 1.0), ("gemma3_text", "dflash", True, 3.0), ("granite", "speculators", True, 3.0)],
+)  # fmt: skip
+def test_a_block_reads_embeddings_as_those_who_made_it(places: Path, model_type, layout, own, scale) -> None:
+    """z-lab's code calls the target's layer, which multiplies in Gemma only; ours says the factor in its own block."""
+    checkpoint = OnDisk(places / "t.gguf", "weights", replace(CONFIG, model_type=model_type, embedding_scale=8.0))
+    target = ModelSource("t", checkpoint, ByteTokenizer())  # type: ignore[arg-type]
+    record = head_for(target, "dflash")
+    record = replace(record, config=replace(record.config, embedding_scale=3.0 if own else 1.0))
+    save_head(record, places / "head", layout=layout)
+    if not own:
+        (config := json.loads((places / "head" / "config.json").read_text())).pop("paceline")
+        (places / "head" / "config.json").write_text(json.dumps(config))
+    assert load_head(places / "head", target).config.embedding_scale == scale
 
 
 def test_a_replaced_file_is_another_target(places: Path) -> None:

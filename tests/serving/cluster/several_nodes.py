@@ -11,12 +11,13 @@ import sys
 
 from paceline.config import EngineConfig
 from paceline.engine.async_llm import AsyncLLM
-from paceline.engine.build import load_executor, silent
 from paceline.engine.llm import LLM
+from paceline.engine.load import load_executor
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.serving.cluster.ray_groups import start_groups
 from paceline.serving.cluster.ray_session import stop_ray
+from paceline.types import silent
 from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
 from tests.serving.echo_model import open_echo
 from tests.serving.fakes import job, plan

@@ -52,11 +52,13 @@ class Reading:
         target: the model that the head will draft for.
         convention: how the file numbers layers; None to infer it.
         norm_output: whether the state after the last norm is fed back; None to infer it.
+        embedding_scale: factor that the target's embedding layer multiplies by (Gemma).
     """
 
     target: TargetPrint | None = None
     convention: Convention | None = None
     norm_output: bool | None = None
+    embedding_scale: float = 1.0
 
     def target_size(self, name: str, found: int | None, source: object) -> int:
         """A size of the target, from the file (`found`) or from the caller.

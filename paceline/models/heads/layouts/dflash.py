@@ -67,7 +67,8 @@ def read(files: HeadFiles, reading: Reading) -> HeadRecord:
         owns_embedding=any("embed_tokens." in name for name in files.tensors) and own.owns_embedding,
         mask_token_id=settings.take(_MASK, nested.take(_MASK, None)), sample_from_anchor=anchor, markov_rank=rank,
         variant=settings.among("markov_head_type", VARIANTS, "vanilla") if rank else "", confidence=confidence,
-        confidence_markov=settings.flag("confidence_head_with_markov", True), embedding_scale=own.embedding_scale,
+        confidence_markov=settings.flag("confidence_head_with_markov", True), 
+        embedding_scale=own.embedding_scale if own.target else reading.embedding_scale,
         max_positions=own.max_positions or layer.max_position_embeddings,
     )  # fmt: skip
     settings.skip("enable_confidence_head", "confidence_head_alpha")

@@ -42,7 +42,7 @@ class Recipe(Trainee):
     that is seldom reached adds little to the expected length."""
     learns_any_logits: ClassVar[bool] = False
     """Whether a norm of the head's own comes before the output head. Its weights then learn what a target does to its
-    logits beyond the product (a factor, a cap), for which layouts of heads have no field."""
+    logits beyond the product (a factor, nearly a cap), for which layouts of heads have no field."""
 
     def __init__(self, target: Target, draft_ids: np.ndarray, num_steps: int) -> None:
         self.target, self.draft_ids, self.num_steps = target, draft_ids, num_steps
