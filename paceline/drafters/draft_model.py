@@ -47,8 +47,8 @@ class DraftModel:
         self.runner = DraftRunner(model, num_pages, max_prefill_rows, vocab_size)
         self._chains = self.runner if self.runner.can_chain and not shape.branches else None
         self.traits = DrafterTraits(
-            shape.branches, shape.branches, cost_ratio, shape.natural_budget, at_once=self._chains is not None,
-            prefers_coupled=self._chains is not None, reads=True,
+            branches=shape.branches, whole=shape.branches, cost_ratio=cost_ratio, natural_budget=shape.natural_budget,
+            at_once=self._chains is not None, prefers_coupled=self._chains is not None, reads=True,
         )  # fmt: skip
         self._begin = shape.begin
         self._common = common

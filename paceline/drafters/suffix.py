@@ -72,7 +72,7 @@ class Suffix:
         self._factor, self._offset = max_spec_factor, max_spec_offset
         branches = mode == "tree"
         self.traits = DrafterTraits(
-            branches, whole=True, deterministic=True, remembers=max_cached_tokens > 0, estimates=True
+            branches=branches, whole=True, deterministic=True, remembers=max_cached_tokens > 0, estimates=True
         )
         self._follow = partial(follow_tree if mode == "tree" else follow_path, min_token_prob=min_token_prob)
         self._past = PastPools(lambda: _PastOutputs(max_depth, max_cached_tokens), max_cached_tokens)

@@ -11,7 +11,7 @@ DEFAULT_NUM_DRAFT_TOKENS = 8
 """Most nodes per request and step, for drafters that name no `natural_budget`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterTraits:
     """Properties of one drafter, the same for every request.
 

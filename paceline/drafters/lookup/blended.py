@@ -88,8 +88,8 @@ class Blended:
             raise InvalidParameter("max_cached_tokens", f"{max_cached_tokens} is negative", "give 0 or more")
         remembers = max_cached_tokens > 0
         self.traits = DrafterTraits(
-            mode == "tree", True, natural_budget=MOST_NODES, deterministic=True, remembers=remembers, estimates=True,
-            prefers_coupled=True,
+            branches=mode == "tree", whole=True, natural_budget=MOST_NODES, deterministic=True, remembers=remembers,
+            estimates=True, prefers_coupled=True,
         )  # fmt: skip
         self._least = max(min_token_prob, 1e-9)
         memory = no_memory() if memory is None else memory
