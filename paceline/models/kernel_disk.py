@@ -93,9 +93,7 @@ class _KernelCache(FunctionCache):
             self._unlock(path)
 
     def _path(self, sig, codegen) -> Path:
-        key = repr((_FORMAT, self._stamp, numba.__version__, self._index_key(sig, codegen)))
-        digest = hashlib.sha256(key.encode()).hexdigest()[:32]
-        return cache_dir() / "kernels" / f"{self._impl.filename_base}-{digest}.nbc"
+        return _place(self._impl.filename_base, self._stamp, self._index_key(sig, codegen))
 
     def _lock(self, path: Path) -> bool:
         """Wait for the lock of `path`; False after `PATIENCE` seconds or where the folder cannot be written.
@@ -167,13 +165,14 @@ class InnerCache(NullCache):
         return _Compiler.stamp is not None and all(isinstance(each, int | float | str) for each in cells)
 
     def _path(self, sig: Any, codegen: Any) -> Path:
-        own = (
-            self._py_func.__module__,
-            self._py_func.__qualname__,
-            FunctionCache._index_key(cast(Any, self), sig, codegen),
-        )
-        key = repr((_FORMAT, _Compiler.stamp, numba.__version__, sys.version_info[:2], *own))
-        return cache_dir() / "kernels" / f"inner-{hashlib.sha256(key.encode()).hexdigest()[:32]}.nbc"
+        function = self._py_func.__module__, self._py_func.__qualname__
+        return _place("inner", _Compiler.stamp, *function, FunctionCache._index_key(cast(Any, self), sig, codegen))
+
+
+def _place(name: str, *depends: Any) -> Path:
+    """The file for code that depends on these objects, by their `repr`, and on the versions of Numba and Python."""
+    key = repr((_FORMAT, numba.__version__, sys.version_info[:2], *depends))
+    return cache_dir() / "kernels" / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.nbc"
 
 
 def _read(path: Path) -> Any:
