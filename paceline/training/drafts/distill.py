@@ -63,7 +63,7 @@ class DistillRecipe(Trainee):
         self.net, self.draft, self.num_steps = net, net, num_steps
         self._whole_texts, self._left_out, self._origin = whole_texts, left_out, origin
         self._criterion, self._on_policy, self._teacher, self._ends = criterion_of(divergence), on_policy, teacher, ends
-        self._target_head, self._head = target_head, net.head[: len(target_head)]
+        self._target_head, self._head = OutputHead(target_head), net.head[: len(target_head)]
 
     def loss(self, store: TapStore, documents: Sequence[Document], moment: Moment) -> Tensor:
         """See `Trainee.loss`; every document has the same weight."""
@@ -72,9 +72,7 @@ class DistillRecipe(Trainee):
             hidden = self.net(texts.tokens, texts.lengths)
         rows = texts.labelled
         read = Read(hidden[rows].float())
-        parts = fused_loss(
-            read, texts.normed[rows], self._head, texts.weights, self._criterion, OutputHead(self._target_head)
-        )
+        parts = fused_loss(read, texts.normed[rows], self._head, texts.weights, self._criterion, self._target_head)
         return parts.loss
 
     def about(self) -> dict[str, int | float | str]:
@@ -95,7 +93,7 @@ class DistillRecipe(Trainee):
             if one.conversation.temperature == 0:
                 stood.append(runs_of(logits.argmax(-1) == texts.following[texts.labelled], self.num_steps))
             else:
-                law = logits_of(Read(texts.normed[texts.labelled]), self._target_head).softmax(-1)
+                law = self._target_head.logits(texts.normed[texts.labelled]).softmax(-1)
                 total += float(torch.minimum(law, logits.softmax(-1)).sum())
                 places += len(logits)
         return figures(stood, [total / places] * self.num_steps if places else [], self.num_steps)

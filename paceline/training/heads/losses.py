@@ -35,7 +35,7 @@ class Read(NamedTuple):
 
 
 class OutputHead(NamedTuple):
-    """What makes a target's logits of its states after the final norm.
+    """What makes a model's logits of its states after the final norm.
 
     Attributes:
         rows: [m, h], in the number format of the product.
@@ -134,7 +134,7 @@ def _graded(logits: Tensor, target: Tensor, weights: Tensor, criterion: "Criteri
 
 def logits_of(read: Read, rows: Tensor) -> Tensor:
     """[n, m] float32 logits; products are taken in the number format of `rows`."""
-    logits = (read.hidden.to(rows.dtype) @ rows.T).float()
+    logits = OutputHead(rows).logits(read.hidden)
     if read.added is not None:
         inputs, weights = read.added
         logits += (inputs.to(rows.dtype) @ weights.to(rows.dtype).T).float()
