@@ -161,6 +161,10 @@ def test_dflash_of_z_lab(tmp_path: Path) -> None:
     assert read_head(put(tmp_path, values, tensors)).config.taps == (2, 4), "the default for two layers of six"
     with pytest.raises(UnsupportedModel, match="DFlash2"):
         read_head(put(tmp_path, values | {"selector_rank": 16}, tensors))
+    scaled, table = Reading(embedding_scale=8.0), {"embed_tokens.weight": normal(VOCAB, WIDTH)}
+    for more, scale in (({}, 8.0), (table, 1.0)):  # what the target's layer multiplies by is no factor on other tables
+        config = read_head(put(tmp_path, values, tensors | more), scaled).config
+        assert (config.owns_embedding, config.embedding_scale) == (bool(more), scale)
 
 
 def test_mimo_names_of_an_mtp_layer(tmp_path: Path) -> None:

@@ -58,17 +58,19 @@ def read(files: HeadFiles, reading: Reading) -> HeadRecord:
     size = settings.count("draft_vocab_size", layer.vocab_size)
     ids = read_draft_ids(files, own, size, layer.vocab_size)
     confidence = any("confidence_head." in name for name in files.tensors)
+    owns_embedding = any("embed_tokens." in name for name in files.tensors) and own.owns_embedding
+    scale = 1.0 if owns_embedding else reading.embedding_scale
     config = HeadConfig(
         family="dspark" if rank or confidence else "dflash", target=target, taps=taps, layer=layer,
         num_layers=layer.num_hidden_layers,
         num_steps=settings.count("block_size", nested.take("block_size", 16), 1 + (not anchor)) - (not anchor),
         draft_vocab_size=size,
         owns_head=any("lm_head." in name for name in files.tensors) and own.owns_head,
-        owns_embedding=any("embed_tokens." in name for name in files.tensors) and own.owns_embedding,
+        owns_embedding=owns_embedding,
         mask_token_id=settings.take(_MASK, nested.take(_MASK, None)), sample_from_anchor=anchor, markov_rank=rank,
         variant=settings.among("markov_head_type", VARIANTS, "vanilla") if rank else "", confidence=confidence,
-        confidence_markov=settings.flag("confidence_head_with_markov", True), 
-        embedding_scale=own.embedding_scale if own.target else reading.embedding_scale,
+        confidence_markov=settings.flag("confidence_head_with_markov", True),
+        embedding_scale=own.embedding_scale if own.target else scale,
         max_positions=own.max_positions or layer.max_position_embeddings,
     )  # fmt: skip
     settings.skip("enable_confidence_head", "confidence_head_alpha")
