@@ -52,12 +52,13 @@ ENGINE = {
     "swap_space": _IGNORED,
     "disable_log_stats": _IGNORED,
     "seed": "give a seed to the requests' SamplingParams",
+    "enable_lora": "leave it out: the model BASE+ADAPTER_FOLDER is BASE with that adapter",
 }
 """Arguments of vLLM's LLM."""
 
 CALL = {
     "use_tqdm": "use progress",
-    "lora_request": "train the adapter into the weights",
+    "lora_request": "name the adapter with the model, LLM('BASE+ADAPTER_FOLDER'): it is merged when weights are loaded",
     "prompt_token_ids": "give the ids as prompts",
     "chat_template_content_format": "leave it out: templates are given contents as texts",
     "mm_processor_kwargs": "leave it out: no images or sounds are read",
@@ -77,6 +78,8 @@ COMMAND_LINE = {
     "ngram_prompt_lookup_max": "use --draft-option prompt_lookup_max=N",
     "ngram_prompt_lookup_min": "use --draft-option prompt_lookup_min=N",
     "gpu_memory_utilization": "use --kv-cache-memory-bytes, the memory of keys and values",
+    "lora": "name the adapter with the model: --model BASE+ADAPTER_FOLDER",
+    "lora_modules": "name the adapter with the model: --model BASE+ADAPTER_FOLDER",
     "enable_prefix_caching": "leave it out: common prefixes are computed once",
     "quantization": "use --dtype, e.g. --dtype int8",
     "disable_log_requests": _IGNORED,

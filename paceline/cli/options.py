@@ -48,9 +48,11 @@ def option(panel: str, *names: str, help: str, **more: Any) -> Any:
 Model = Annotated[
     str,
     option(
-        MACHINE, "--model", "-m", help="Built-in name, GGUF file, safetensors folder or hub id (hf:owner/model:Q4_K_M)."
+        MACHINE, "--model", "-m",
+        help="Built-in name, GGUF file, safetensors folder or hub id (hf:owner/model:Q4_K_M); "
+        "BASE+ADAPTER with a LoRA adapter.",
     ),
-]
+]  # fmt: skip
 Draft = Annotated[
     str,
     option(

@@ -1,5 +1,8 @@
 """Finds the weights and tokenizer of a model name: local folder, local GGUF file, built-in name or hub id, in order.
 
+A folder with a LoRA adapter is the model that it was trained on with the adapter merged into it; ``BASE+ADAPTER`` names
+that model itself.
+
 For a hub id a pulled copy is used (`fetch/hub_copies.py`); without one the model is pulled now (`fetch/hub.py`), except
 that ``owner/model`` without ``hf:`` is fetched by ``huggingface_hub`` where that is installed, into its shared cache.
 
@@ -11,10 +14,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from paceline.errors import DownloadFailed, ModelNotFound, first_line
+from paceline.errors import DownloadFailed, ModelNotFound, UnsupportedModel, first_line
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.fetch.download import BUILTIN_MODELS, fetch_builtin
 from paceline.models.fetch.hub_copies import FOLDER_FILES, HubName, Pulled, hub_name, pulled
+from paceline.models.files.adapter import AdaptedCheckpoint
+from paceline.models.files.adapter_files import base_of, is_adapter
 from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.files.gguf_file import GGUFCheckpoint
 from paceline.models.files.safetensors_folder import SafetensorsCheckpoint, folder_config
@@ -28,11 +33,16 @@ _WEIGHT_FILES = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ModelSource:
-    """A model that was found: the name it was asked for by, its weights, its tokenizer."""
+    """A model that was found: the name it was asked for by, its weights, its tokenizer.
+
+    Attributes:
+        base: the model that an adapter was merged into; None for a model without one.
+    """
 
     name: str
     checkpoint: Checkpoint
     tokenizer: Tokenizer
+    base: "ModelSource | None" = None
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -45,7 +55,9 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource
 
     Args:
         name: a folder with safetensors, a GGUF file, a built-in name (`BUILTIN_MODELS`), or a hub id ``owner/model``,
-            ``hf:owner/model`` or ``hf:owner/model:Q4_K_M`` (`fetch/hub_copies.py`).
+            ``hf:owner/model`` or ``hf:owner/model:Q4_K_M`` (`fetch/hub_copies.py`). A folder or hub id of a LoRA
+            adapter is its model with the adapter; ``BASE+ADAPTER`` is any of these with the
+            adapter in a folder or GGUF file.
         progress: called with (bytes done, bytes in total) while a model is downloaded.
 
     Raises:
@@ -55,11 +67,14 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource
     """
     path = Path(name).expanduser()
     if name and path.is_dir():
-        return _from_folder(name, path)
+        return _from_folder(name, path, progress)
     if path.is_file():
         return _from_gguf(name, path)
     if name in BUILTIN_MODELS:
         return _from_gguf(name, fetch_builtin(BUILTIN_MODELS[name], progress))
+    base, adapter = _with_adapter(name)
+    if adapter is not None:
+        return _adapted(name, resolve_model(base, progress=progress), adapter)
     if _is_path(name):
         raise _no_such_file(name)
     hub = hub_name(name)
@@ -68,16 +83,18 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> ModelSource
         raise _not_found(name, tried)
     copy = pulled(hub)
     if copy is None and name == hub.id and find_spec("huggingface_hub"):
-        return _from_folder(name, hub_folder(name, FOLDER_FILES, "no local folder, no local file, no built-in name"))
+        folder = hub_folder(name, FOLDER_FILES, "no local folder, no local file, no built-in name")
+        return _from_folder(name, folder, progress)
     found = (copy or _pull(hub, progress)).path
-    return _from_folder(name, found) if found.is_dir() else _from_gguf(name, found)
+    return _from_folder(name, found, progress) if found.is_dir() else _from_gguf(name, found)
 
 
 def resolve_config(name: str, *, progress: Progress | None = None) -> ModelConfig:
     """The config of the model called `name`; weights are neither read nor fetched from the hub.
 
     Args:
-        name: as in `resolve_model`; a folder needs only ``config.json``. For a hub id ``owner/model`` that was not
+        name: as in `resolve_model`; a folder needs only ``config.json``, and the config of a model with an adapter is
+            that of the model. For a hub id ``owner/model`` that was not
             pulled, only that file is fetched, if ``huggingface_hub`` is installed.
         progress: called with (bytes done, bytes in total) while a built-in model is downloaded.
 
@@ -89,7 +106,12 @@ def resolve_config(name: str, *, progress: Progress | None = None) -> ModelConfi
     if name in BUILTIN_MODELS and not path.exists():
         path = fetch_builtin(BUILTIN_MODELS[name], progress)
     elif not name or not path.exists():
+        base, adapter = _with_adapter(name)
+        if adapter is not None:
+            return resolve_config(base, progress=progress)
         path = _hub_config(name)
+    if path.is_dir() and is_adapter(path):
+        return resolve_config(_base_name(path), progress=progress)
     return folder_config(path) if path.is_dir() else GGUFCheckpoint(path).config
 
 
@@ -114,8 +136,49 @@ def _from_gguf(name: str, path: Path) -> ModelSource:
     return ModelSource(name, checkpoint, Tokenizer.from_gguf(checkpoint.metadata))
 
 
-def _from_folder(name: str, folder: Path) -> ModelSource:
+def _from_folder(name: str, folder: Path, progress: Progress | None) -> ModelSource:
+    if is_adapter(folder):
+        return _adapted(name, _base_model(folder, progress), folder)
     return ModelSource(name, SafetensorsCheckpoint(folder), tokenizer_from_folder(folder))
+
+
+def _with_adapter(name: str) -> tuple[str, Path | None]:
+    """The two halves of ``BASE+ADAPTER``; None in place of the second where `name` is not of that form.
+
+    Raises:
+        ModelNotFound: what follows the plus is a path that leads nowhere.
+    """
+    base, _, adapter = name.rpartition("+")
+    path = Path(adapter).expanduser()
+    if not base or not (path.exists() or _is_path(adapter) or _is_path(base)):
+        return name, None
+    if not path.exists():
+        raise ModelNotFound(f"model {name!r}: no adapter is at {path}; check the path after the plus")
+    return base, path
+
+
+def _base_name(folder: Path) -> str:
+    """The model of the adapter in `folder`. Raises ModelNotFound where its file names none."""
+    base = base_of(folder)
+    if not base or (Path(base).expanduser().is_dir() and Path(base).expanduser().samefile(folder)):
+        raise ModelNotFound(f"{folder}: does not say which model it was trained on; write BASE+{folder}")
+    return base
+
+
+def _base_model(folder: Path, progress: Progress | None) -> ModelSource:
+    base = _base_name(folder)
+    try:
+        return resolve_model(base, progress=progress)
+    except (ModelNotFound, DownloadFailed, UnsupportedModel) as error:
+        problem = f"was trained on {base!r}, which cannot be used ({first_line(error)})"
+        raise type(error)(f"{folder}: {problem}; for a copy of it elsewhere write BASE+{folder}") from error
+
+
+def _adapted(name: str, base: ModelSource, adapter: Path) -> ModelSource:
+    """`base` with an adapter, and with the adapter's tokenizer where it was saved with one."""
+    own = (adapter / "tokenizer.json").is_file()
+    tokenizer = tokenizer_from_folder(adapter) if own else base.tokenizer
+    return ModelSource(name, AdaptedCheckpoint(base.checkpoint, adapter), tokenizer, base)
 
 
 def _pull(name: HubName, progress: Progress | None) -> Pulled:

@@ -1,5 +1,6 @@
 """`resolve_model`: which of the four kinds of name wins, and what it says when none does."""
 
+import json
 import shutil
 import sys
 from fnmatch import fnmatch
@@ -201,3 +202,78 @@ def test_no_weights_are_fetched_for_a_config(monkeypatch):
         resolve_config("hf:someone/model:Q4_K_M")
     with pytest.raises(ModelNotFound, match="built-in models are smollm2-135m"):
         resolve_config("nothing")
+
+
+@pytest.fixture
+def adapter(folder, tmp_path):
+    """Makes the folder of an adapter of `folder`, with the base that its file names."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    def make(base=folder, tokenizer=False):
+        path = tmp_path / "adapter"
+        path.mkdir()
+        config = {"peft_type": "LORA", "lora_alpha": 2, "base_model_name_or_path": None if base is None else str(base)}
+        (path / "adapter_config.json").write_text(json.dumps(config))
+        width = resolve_config(str(folder)).hidden_size
+        parts = {"A": np.ones((1, width), np.float32), "B": np.ones((3 * width, 1), np.float32)}
+        name = "base_model.model.transformer.h.0.attn.c_attn.lora_"
+        save_file(
+            {f"{name}{part}.weight": values for part, values in parts.items()}, path / "adapter_model.safetensors"
+        )
+        if tokenizer:
+            shutil.copy(folder / "tokenizer.json", path)
+            shutil.copy(folder / "tokenizer_config.json", path)
+        return path
+
+    return make
+
+
+QUERIES = "model.layers.0.self_attn.q_proj.weight"
+
+
+def test_the_folder_of_an_adapter_is_its_model_with_it(adapter, folder):
+    path = adapter()
+    base, found = resolve_model(str(folder)), resolve_model(str(path))
+    assert found.name == str(path) and found.base.name == str(folder)
+    assert (found.checkpoint.tensor(QUERIES) == base.checkpoint.tensor(QUERIES) + 2).all()
+    assert found.tokenizer.same_vocabulary(base.tokenizer)
+    assert resolve_config(str(path)) == base.checkpoint.config
+
+
+def test_an_adapter_is_named_after_any_base(adapter, folder, file):
+    path = adapter(base=None)
+    for base in (folder, file):
+        found = resolve_model(f"{base}+{path}")
+        assert (found.checkpoint.tensor(QUERIES) == resolve_model(str(base)).checkpoint.tensor(QUERIES) + 2).all()
+        assert resolve_config(f"{base}+{path}") == resolve_config(str(base))
+    with pytest.raises(DownloadFailed, match="asked for smollm2-135m"):
+        resolve_model(f"smollm2-135m+{path}")
+
+
+def test_the_tokenizer_that_lies_with_an_adapter_is_taken(adapter, folder):
+    path = adapter(tokenizer=True)
+    changed = json.loads((path / "tokenizer_config.json").read_text()) | {"chat_template": "of the adapter"}
+    (path / "tokenizer_config.json").write_text(json.dumps(changed))
+    found, base = resolve_model(f"{folder}+{path}"), resolve_model(str(folder))
+    assert found.tokenizer.chat_template_digest != base.tokenizer.chat_template_digest
+
+
+def test_an_adapter_without_its_model_says_how_to_name_one(adapter):
+    path = adapter(base=None)
+    for resolves in (resolve_model, resolve_config):
+        with pytest.raises(ModelNotFound, match=r"does not say which model.*write BASE\+"):
+            resolves(str(path))
+    shutil.rmtree(path)
+    path = adapter(base="./gone")
+    with pytest.raises(ModelNotFound, match=r"trained on './gone', which cannot be used.*write BASE\+"):
+        resolve_model(str(path))
+
+
+def test_a_plus_that_leads_nowhere_is_told_and_other_pluses_are_names(folder, tmp_path):
+    with pytest.raises(ModelNotFound, match=r"no adapter is at .*nowhere"):
+        resolve_model(f"{folder}+./nowhere")
+    with pytest.raises(ModelNotFound, match="hub id"):
+        resolve_model("c++")
+    plus = shutil.copytree(folder, tmp_path / "c++")
+    assert resolve_model(str(plus)).checkpoint.config.model_type == "gpt2"

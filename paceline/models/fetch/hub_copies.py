@@ -24,8 +24,8 @@ from paceline.models.json_file import read_json
 
 _NAME = re.compile(r"(?P<prefix>hf:)?(?P<id>\w[\w.-]*/\w[\w.-]*)(:(?P<quant>[\w.-]+))?(@(?P<revision>\w[\w./-]*))?")
 _PULLED = "pulled.json"
-FOLDER_FILES = ("*.json", "model*.safetensors", "*.jinja")
-"""Patterns of the files of a model folder; files in its subfolders do not count."""
+FOLDER_FILES = ("*.json", "model*.safetensors", "adapter_model.safetensors", "*.jinja")
+"""Patterns of the files of a folder with a model or an adapter; files in its subfolders do not count."""
 COMMIT = re.compile(r"[0-9a-f]{7,64}")
 """Pattern of a commit hash."""
 

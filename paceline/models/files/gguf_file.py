@@ -103,7 +103,8 @@ class GGUFCheckpoint:
             CorruptWeights: there is no such tensor, or it holds numbers that are not finite.
         """
         source = self._source(name)
-        return finite(source.values(self._read(self._entries[source.name])), source.name, self._path)
+        entry = self._entries[source.name]
+        return finite(source.values(read_values(self._part_of[entry.name].data, entry)), source.name, self._path)
 
     def blocks(self, name: str) -> StoredBlocks | None:
         """See `KeepsBlocks`: rows of blocks read from the memory map; None for a vector, and where they are columns."""
@@ -140,24 +141,31 @@ class GGUFCheckpoint:
 
     def _raw(self, entry: TensorEntry) -> np.ndarray:
         """The bytes of a tensor, flat."""
-        return np.frombuffer(self._part_of[entry.name].data, np.uint8, entry.num_bytes, entry.offset)
-
-    def _read(self, entry: TensorEntry) -> np.ndarray:
-        _, block, block_bytes = BLOCKS[entry.storage]
-        raw = self._raw(entry)
-        if entry.storage == "F32":
-            return raw.view(np.float32).reshape(entry.shape).copy()
-        if entry.storage == "F16":
-            return raw.view(np.float16).reshape(entry.shape).astype(np.float32)
-        # Imported here: it takes a tenth of a second and is not needed for a model that is in the cache.
-        from gguf import GGMLQuantizationType, quants
-
-        rows = raw.reshape(-1, entry.shape[-1] // block * block_bytes)
-        return quants.dequantize(rows, GGMLQuantizationType[entry.storage]).reshape(entry.shape)
+        return _bytes_of(self._part_of[entry.name].data, entry)
 
     def _rope_factors(self) -> tuple[float, ...] | None:
         entries = [self._entries[name] for name in _ROPE_FACTORS if name in self._entries]
-        return tuple(self._read(entries[0]).reshape(-1).tolist()) if entries else None
+        values = [read_values(self._part_of[entry.name].data, entry) for entry in entries[:1]]
+        return tuple(values[0].reshape(-1).tolist()) if values else None
+
+
+def read_values(data: mmap.mmap, entry: TensorEntry) -> np.ndarray:
+    """The values of a tensor in the mapped file `data`, float32 in its shape."""
+    _, block, block_bytes = BLOCKS[entry.storage]
+    raw = _bytes_of(data, entry)
+    if entry.storage == "F32":
+        return raw.view(np.float32).reshape(entry.shape).copy()
+    if entry.storage == "F16":
+        return raw.view(np.float16).reshape(entry.shape).astype(np.float32)
+    # Imported here: it takes a tenth of a second and is not needed for a model that is in the cache.
+    from gguf import GGMLQuantizationType, quants
+
+    rows = raw.reshape(-1, entry.shape[-1] // block * block_bytes)
+    return quants.dequantize(rows, GGMLQuantizationType[entry.storage]).reshape(entry.shape)
+
+
+def _bytes_of(data: mmap.mmap, entry: TensorEntry) -> np.ndarray:
+    return np.frombuffer(data, np.uint8, entry.num_bytes, entry.offset)
 
 
 _SCALES = {

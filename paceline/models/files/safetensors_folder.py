@@ -20,13 +20,12 @@ from paceline.models.architecture.families import family_of
 from paceline.models.architecture.family import MOST_LAYERS
 from paceline.models.architecture.tensor_names import check_depth
 from paceline.models.fields import Fields, is_text, shown
-from paceline.models.files.bfloat16 import from_bfloat16
-from paceline.models.files.byte_tensors import FLOAT, SCALES, WHOLE, bytes_of
+from paceline.models.files.byte_tensors import SCALES, bytes_of
 from paceline.models.files.checkpoint import StoredBlocks, finite
 from paceline.models.files.fingerprint import fingerprint_of
 from paceline.models.files.int4_tensors import Int4Matrix, scheme_of
 from paceline.models.files.mxfp4_tensors import Mxfp4Matrix
-from paceline.models.files.safetensors_header import BYTES_PER_VALUE, StoredTensor, experts_apart, read_headers
+from paceline.models.files.safetensors_header import StoredTensor, experts_apart, read_headers
 from paceline.models.files.sources import (
     Source,
     base_prefix,
@@ -35,6 +34,7 @@ from paceline.models.files.sources import (
     prediction_sources,
     transformers_prediction,
     transformers_sources,
+    with_prefix,
 )
 from paceline.models.json_file import read_json
 
@@ -67,7 +67,7 @@ class SafetensorsCheckpoint:
         weight_map = _weight_map(self._folder)
         self._files = _weight_files(self._folder, weight_map)
         entries = read_headers(self._files, weight_map)
-        self._entries = experts_apart(_with_prefix(entries, base_prefix(self._config)))
+        self._entries = experts_apart(with_prefix(entries, base_prefix(self._config)))
         check_depth(self._config, len(entries), self._folder)
         if self._config.tie_word_embeddings and self._has_own_head():
             self._config = replace(self._config, tie_word_embeddings=False)
@@ -177,14 +177,12 @@ class SafetensorsCheckpoint:
         entry = self._entry(name)
         if self._bytes is not None and entry.storage == self._bytes.storage and len(entry.shape) == 2:
             return self._bytes.widened(name, entry.stored().reshape(entry.shape), self._scale(name))
-        if entry.storage not in BYTES_PER_VALUE or entry.storage in (*_WHOLE, FLOAT, WHOLE):
+        values = entry.floats()
+        if values is None:
             raise UnsupportedModel(
                 f"{self._folder}: {name} is stored as {entry.storage}; take the model in bfloat16, float16 or float32"
             )
-        if entry.storage == "BF16":  # the upper half of a float32
-            return from_bfloat16(entry.stored(np.uint16)).reshape(entry.shape)
-        kind = np.float32 if entry.storage == "F32" else np.float16
-        return entry.stored(kind).astype(np.float32).reshape(entry.shape)
+        return values
 
     def _scale(self, name: str) -> np.ndarray:
         """The scale of a layer of 8 bits, finite."""
@@ -281,22 +279,3 @@ def _is_inside(name: object) -> bool:
     if not is_text(name) or not 0 < len(name) <= _LONGEST_NAME:
         return False
     return not Path(name).is_absolute() and ".." not in Path(name).parts and ":" not in name and "\\" not in name
-
-
-def _with_prefix(entries: dict[str, StoredTensor], prefix: str) -> dict[str, StoredTensor]:
-    """`entries` with the tensor names of the causal language model.
-
-    A checkpoint of the bare model lacks `prefix`; a multimodal one has the language model under another prefix.
-    """
-    for inner in ("language_model.model.", "model.language_model."):
-        if any(name.startswith(inner) for name in entries):
-            return {_without(name, inner, prefix): entry for name, entry in entries.items()}
-    if any(name.startswith(prefix) for name in entries):
-        return entries
-    return {name if name.startswith("lm_head.") else prefix + name: entry for name, entry in entries.items()}
-
-
-def _without(name: str, inner: str, prefix: str) -> str:
-    if name.startswith(inner):
-        return prefix + name.removeprefix(inner)
-    return name.removeprefix("language_model.")

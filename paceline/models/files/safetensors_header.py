@@ -16,10 +16,12 @@ import numpy as np
 
 from paceline.errors import CorruptWeights
 from paceline.models.fields import is_text, shown
+from paceline.models.files.bfloat16 import from_bfloat16
 from paceline.models.json_file import parse_object
 
 BYTES_PER_VALUE = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "U8": 1, "I8": 1, "F8_E4M3": 1}
 """Of the number formats that are read."""
+_FLOATS: dict[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16}
 _LENGTH_BYTES = 8
 _LONGEST_TYPE = 16
 _LARGEST_HEADER = 100_000_000
@@ -43,6 +45,13 @@ class StoredTensor:
     def stored(self, kind: type[np.generic] = np.uint8) -> np.ndarray:
         """The bytes as values of `kind`, flat."""
         return np.frombuffer(self.data, kind, self.num_bytes // np.dtype(kind).itemsize, self.start)
+
+    def floats(self) -> np.ndarray | None:
+        """The values as float32, in their shape; None where they are in another format than F32, F16 and BF16."""
+        if self.storage == "BF16":  # the upper half of a float32
+            return from_bfloat16(self.stored(np.uint16)).reshape(self.shape)
+        kind = _FLOATS.get(self.storage)
+        return None if kind is None else self.stored(kind).astype(np.float32).reshape(self.shape)
 
     def part(self, number: int) -> "StoredTensor":
         """The part `number` of the first axis."""

@@ -6,7 +6,7 @@ Built from the tables of `families.py`. Not for reading bytes (`safetensors_fold
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from paceline.models.architecture.recurrence import Recurrence
 from paceline.models.architecture.tensor_names import each_tensor
 from paceline.models.files.checkpoint import ENTRANCE
 
+_Value = TypeVar("_Value")
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _MOST_NAMED = 3
@@ -306,6 +307,25 @@ def _check_layers(said: int, names: Iterable[str], layer: str, field: str, file:
 def base_prefix(config: ModelConfig) -> str:
     """transformers' prefix of all names except the output head's; checkpoints of the bare model omit it."""
     return family_of(config.model_type).layers.split(".")[0] + "."
+
+
+def with_prefix(named: Mapping[str, _Value], prefix: str) -> dict[str, _Value]:
+    """`named` with the tensor names of the causal language model, whose prefix is `prefix` (`base_prefix`).
+
+    A checkpoint of the bare model lacks the prefix; a multimodal one has the language model under another prefix.
+    """
+    for inner in ("language_model.model.", "model.language_model."):
+        if any(name.startswith(inner) for name in named):
+            return {_without(name, inner, prefix): value for name, value in named.items()}
+    if any(name.startswith(prefix) for name in named):
+        return dict(named)
+    return {name if name.startswith("lm_head.") else prefix + name: value for name, value in named.items()}
+
+
+def _without(name: str, inner: str, prefix: str) -> str:
+    if name.startswith(inner):
+        return prefix + name.removeprefix(inner)
+    return name.removeprefix("language_model.")
 
 
 class _Place(NamedTuple):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from paceline.models.cache_dir import cache_dir
 from paceline.models.fetch.download import BUILTIN_MODELS, weights_path
-from paceline.models.files.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.heads.record import TargetPrint
 from paceline.models.intact import file_digest
 from paceline.models.resolve import ModelSource
@@ -36,7 +35,8 @@ def weights_digest(source: ModelSource) -> str:
     note = cache_dir() / "prints" / checkpoint.fingerprint
     if note.is_file():
         return note.read_text()
-    digest = _digest(checkpoint.weight_files) if isinstance(checkpoint, SafetensorsCheckpoint) else file_digest(path)
+    files = getattr(checkpoint, "weight_files", None)
+    digest = file_digest(path) if files is None else _digest(files)
     _keep(note, digest)
     return digest
 

@@ -15,7 +15,7 @@ from paceline.errors import HeadWarning, InvalidParameter, ModelNotFound, Paceli
 from paceline.models.cache_dir import cache_dir
 from paceline.models.fetch.download import BUILTIN_MODELS
 from paceline.models.heads.files import CARD, CONFIG, WEIGHTS, read_head
-from paceline.models.heads.fingerprint import target_print
+from paceline.models.heads.fingerprint import target_print, weights_digest
 from paceline.models.heads.fit import check_fit
 from paceline.models.heads.layouts.base import Reading
 from paceline.models.heads.own_block import KEY, read_own_block
@@ -72,7 +72,8 @@ def find_heads(target: ModelSource) -> list[HeadRef]:
     """Heads for `target`: those beside its weights first, then those in the user's cache, then shipped ones.
 
     Heads whose files name other weights are left out. Named heads must have a target in their files; heads beside the
-    weights need not. A damaged config in the user's cache does not replace a shipped head.
+    weights need not. A damaged config in the user's cache does not replace a shipped head. A model with an adapter
+    also has the heads of the model that was adapted, which draft for both.
     """
     return _first_of_each(_all_for(target))
 
@@ -86,7 +87,8 @@ def best_head(target: ModelSource, family: str | None = None) -> HeadRef | None:
 def load_best(target: ModelSource, family: str | None = None) -> tuple[HeadRef, HeadRecord] | None:
     """The best head for `target` that can be used, and its record; None where there is none.
 
-    Of several heads it is the one with the most tokens per pass in its card; heads without a figure come last.
+    Of several heads it is the one with the most tokens per pass in its card; heads without a figure come last. Heads
+    trained for an adapter precede those of the model that was adapted.
 
     Warns:
         HeadWarning: a head was passed over because it is damaged or cannot be used.
@@ -95,7 +97,12 @@ def load_best(target: ModelSource, family: str | None = None) -> tuple[HeadRef, 
         if ref.problem and ref.name.startswith(f"{target.name}/") and family in (None, ref.path.name):
             warnings.warn(f"a head is passed over: {ref.problem}", HeadWarning, stacklevel=2)
     known = [ref for ref in _all_for(target) if family in (None, ref.family)]
-    best = sorted(_first_of_each(known), key=_tokens_per_pass, reverse=True)
+    own = target_print(target)
+
+    def rank(ref: HeadRef) -> tuple[bool, float]:
+        return ref.target is None or _same(ref.target, own), _tokens_per_pass(ref)
+
+    best = sorted(_first_of_each(known), key=rank, reverse=True)
     for ref in [ref for first in best for ref in known if ref.name == first.name]:
         try:
             return ref, load_head(ref.path, target)
@@ -106,10 +113,16 @@ def load_best(target: ModelSource, family: str | None = None) -> tuple[HeadRef, 
 
 def _all_for(target: ModelSource) -> list[HeadRef]:
     """As `find_heads`, with those that another one of the same name replaces."""
-    print_ = target_print(target)
+    prints = _prints(target)
     beside = [_ref(config.parent, "beside", str(config.parent)) for config in _beside(target)]
     named = [ref for ref in _named() if ref.target is not None]
-    return [ref for ref in (*beside, *named) if ref.target is None or _same(ref.target, print_)]
+    return [ref for ref in (*beside, *named) if ref.target is None or any(_same(ref.target, one) for one in prints)]
+
+
+def _prints(target: ModelSource) -> list[TargetPrint]:
+    """The print of `target`, then that of the model that it adapts, if any."""
+    own = target_print(target)
+    return [own] if target.base is None else [own, replace(own, sha256=weights_digest(target.base))]
 
 
 def _named() -> list[HeadRef]:
@@ -170,7 +183,8 @@ def load_head(name_or_path: str | Path, target: ModelSource | None = None, *, re
         raise error.about(f"{path}: {error.field}") from None
     if target is None or own is None:
         return record
-    for sentence in check_fit(record, own, any_weights):
+    fitting = (one for one in _prints(target) if one.sha256 == record.config.target.sha256)
+    for sentence in check_fit(record, next(fitting, own), any_weights):
         warnings.warn(f"{name_or_path}: {sentence}", HeadWarning, stacklevel=2)
     return _as_far_as(record, target)
 

@@ -215,3 +215,18 @@ def test_a_name_that_leads_nowhere_lists_what_there_is(places: Path) -> None:
         shutil.rmtree(user_heads() / "tiny" / "eagle3")
         (places / "empty").mkdir()
         load_head(places / "empty")
+
+
+def test_heads_of_a_model_draft_for_it_with_an_adapter_too(places: Path) -> None:
+    base = source(places)
+    adapted = replace(source(places, "with an adapter", "adapted"), base=base)
+    save_head(head_for(base), user_heads() / "tiny" / "eagle3")
+    assert [ref.name for ref in find_heads(adapted)] == ["tiny/eagle3"]
+    assert load_head("tiny/eagle3", adapted).config.family == "eagle3"
+    card = {"held_out": {"replayed": 2.5}}
+    save_head(replace(head_for(base, "medusa"), card=card), user_heads() / "tiny" / "medusa")
+    save_head(head_for(adapted, "mlp"), user_heads() / "adapted" / "mlp_speculator")
+    assert best_head(adapted).name == "adapted/mlp_speculator"  # its own, though it has no figure
+    assert best_head(base).name == "tiny/medusa"
+    with pytest.raises(InvalidParameter, match="other weights"):
+        load_head("adapted/mlp_speculator", base)
