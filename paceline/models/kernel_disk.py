@@ -37,6 +37,7 @@ from numba.core.caching import FunctionCache, NullCache
 from numba.core.serialize import dumps
 
 from paceline.models.cache_dir import cache_dir
+from paceline.models.cache_use import note_use
 from paceline.models.intact import digest_of
 
 Compiled = TypeVar("Compiled")
@@ -182,7 +183,10 @@ def _read(path: Path) -> Any:
     except OSError:
         return None
     checksum, data = content[:32], content[32:]
-    return pickle.loads(data) if hashlib.sha256(data).digest() == checksum else None
+    if hashlib.sha256(data).digest() != checksum:
+        return None
+    note_use(path)
+    return pickle.loads(data)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import warnings
 from functools import partial
 from importlib import metadata
@@ -114,6 +115,26 @@ def test_models_deletes_weights_of_other_versions_where_it_is_told_to(tmp_path, 
     result = runner.invoke(app, ["models", "--remove-unread", "--json"])
     assert json.loads(result.stdout)["unread"] == [] and result.stderr == "3 MB of converted weights deleted\n"
     assert own.exists() and not old.exists()
+
+
+def test_models_deletes_what_was_not_used_for_long(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    kept, old = place_of(tmp_path, "abc", "int8"), place_of(tmp_path, "def", "int8")
+    kernel, lock = tmp_path / "kernels" / "run-1.nbc", tmp_path / "kernels" / "run-1.lock"
+    for folder in (kept, old, kernel.parent):
+        folder.mkdir(parents=True)
+    for path in (kept / "head.npy", old / "head.npy", kernel, lock):
+        path.write_bytes(b"0" * 1_000_000)
+    for path in (old, kernel, lock, kept / "head.npy"):
+        os.utime(path, (0, time.time() - 31 * 86_400))
+    invoke("models", "--remove-unused", "40")
+    assert "3 MB of it were not used for 30 days; to delete them: paceline models --remove-unused 30" in invoke(
+        "models"
+    )
+    result = runner.invoke(app, ["models", "--remove-unused", "30", "--json"])
+    assert json.loads(result.stdout)["unused"] == {"days": 30, "bytes": 0}
+    assert result.stderr == "3 MB of what was not used for 30 days deleted\n"
+    assert kept.exists() and not any(path.exists() for path in (old, kernel, lock))
 
 
 @pytest.mark.parametrize(
@@ -344,6 +365,7 @@ def test_ctrl_c_while_the_commands_are_imported_is_no_traceback():
     """With a finder in the place of the person who presses it."""
     program = """
 import sys
+import time
 class Impatient:
     def find_spec(self, name, *more):
         if name == "paceline.cli.generate":

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import tempfile
+import time
 from random import Random
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from paceline import disk
 from paceline.models import intact
+from paceline.models.cache_use import DAY, unused
 from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.conversions import LAYOUT, of_other_versions, place_of
 from tests.fakes import RandomCheckpoint, small_config
@@ -131,6 +133,17 @@ def test_weights_of_other_versions_are_told_apart(tmp_path):
         folder.mkdir(parents=True)
     assert of_other_versions(tmp_path) == [theirs]
     assert of_other_versions(tmp_path / "nothing") == []
+
+
+def test_weights_that_are_used_are_no_old_weights(tmp_path, monkeypatch):
+    checkpoint = RandomCheckpoint(small_config(num_hidden_layers=1))
+    monkeypatch.setattr(weights, "cache_dir", lambda: tmp_path)
+    weights.load_weights(checkpoint, "int8")
+    (folder,) = (tmp_path / "converted").iterdir()
+    os.utime(folder, (0, time.time() - 40 * DAY))
+    assert unused(tmp_path, 30) == [folder] and unused(tmp_path, 50) == []
+    weights.load_weights(checkpoint, "int8")
+    assert unused(tmp_path, 30) == []
 
 
 def test_a_manifest_that_is_no_object_is_not_trusted(sealed):

@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from numba import njit
 
+from paceline.models.cache_use import DAY, unused
 from paceline.models.kernel_disk import keep_on_disk
 
 
@@ -112,6 +114,7 @@ from pathlib import Path
 import numpy as np
 from numba import njit, types
 from numba.extending import overload
+from paceline.models.cache_use import DAY, unused
 from paceline.models.kernel_disk import keep_on_disk
 
 def make(unit):
@@ -156,6 +159,7 @@ FORKED = """
 import os, sys
 import numpy as np
 from pathlib import Path
+from paceline.models.cache_use import DAY, unused
 from paceline.models.kernel_disk import keep_on_disk
 import kernels as own
 
@@ -219,3 +223,12 @@ def test_a_full_disk_leaves_no_file_behind(source, arrays, monkeypatch):
     monkeypatch.setattr("paceline.models.kernel_disk.os.replace", full)
     assert fresh(source)(arrays["int64"]) == 10
     assert [path.suffix for path in (source.parent / "cache" / "kernels").iterdir()] == [".lock"]
+
+
+def test_code_that_is_used_is_no_old_code(source, arrays):
+    fresh(source)(arrays["int64"])
+    (file,) = files(source)
+    os.utime(file, (0, time.time() - 40 * DAY))
+    assert file in unused(source.parent / "cache", 30)
+    fresh(source)(arrays["int64"])
+    assert unused(source.parent / "cache", 30) == []

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.errors import PacelineError, warn_safely
+from paceline.models.cache_use import note_use
 from paceline.models.intact import is_sealed, seal
 
 LAYOUT = 7
@@ -41,6 +42,7 @@ def filled(folder: Path, fill: Callable[[Path], None]) -> Iterator[tuple[Path, b
         PacelineError: the disk is full; nothing half-written stays behind.
     """
     if is_sealed(folder):
+        note_use(folder)
         yield folder, True
         return
     reason = _closed(folder.parent)
