@@ -90,11 +90,12 @@ def profile(
 
 def _config(model: str) -> "tuple[str, ModelConfig]":
     """(default name of the model, its config), without reading weights."""
+    from paceline.models.files.adapter_files import is_adapter
     from paceline.models.resolve import resolve_config
     from paceline.placement.profiling.model_work import read_config
 
     path = Path(model).expanduser()
-    if path.is_dir() or path.suffix == ".json":
+    if (path.is_dir() and not is_adapter(path)) or path.suffix == ".json":
         return (path.resolve() if path.is_dir() else path.resolve().parent).name or "model", read_config(path)
     with progress_bars() as progress:
         config = resolve_config(model, progress=lambda done, total: progress(f"fetching {model}", done, total))

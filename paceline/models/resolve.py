@@ -148,20 +148,22 @@ def _with_adapter(name: str) -> tuple[str, Path | None]:
     Raises:
         ModelNotFound: what follows the plus is a path that leads nowhere.
     """
-    base, _, adapter = name.rpartition("+")
-    path = Path(adapter).expanduser()
-    if not base or not (path.exists() or _is_path(adapter) or _is_path(base)):
-        return name, None
-    if not path.exists():
+    halves = [(name[:i], name[i + 1 :]) for i, letter in enumerate(name) if letter == "+" and 0 < i < len(name) - 1]
+    for base, adapter in reversed(halves):
+        if Path(adapter).expanduser().exists():
+            return base, Path(adapter).expanduser()
+    if halves and (_is_path(halves[-1][1]) or _is_path(name)):
+        path = Path(halves[-1][1]).expanduser()
         raise ModelNotFound(f"model {name!r}: no adapter is at {path}; check the path after the plus")
-    return base, path
+    return name, None
 
 
 def _base_name(folder: Path) -> str:
     """The model of the adapter in `folder`. Raises ModelNotFound where its file names none."""
     base = base_of(folder)
-    if not base or (Path(base).expanduser().is_dir() and Path(base).expanduser().samefile(folder)):
-        raise ModelNotFound(f"{folder}: does not say which model it was trained on; write BASE+{folder}")
+    if not base or is_adapter(Path(base).expanduser()):
+        problem = f"was trained on {base}, an adapter itself" if base else "does not say which model it was trained on"
+        raise ModelNotFound(f"{folder}: {problem}; write BASE+{folder}")
     return base
 
 
@@ -178,7 +180,11 @@ def _adapted(name: str, base: ModelSource, adapter: Path) -> ModelSource:
     """`base` with an adapter, and with the adapter's tokenizer where it was saved with one."""
     own = (adapter / "tokenizer.json").is_file()
     tokenizer = tokenizer_from_folder(adapter) if own else base.tokenizer
-    return ModelSource(name, AdaptedCheckpoint(base.checkpoint, adapter), tokenizer, base)
+    checkpoint = AdaptedCheckpoint(base.checkpoint, adapter)
+    if own and tokenizer.vocab_size > max(checkpoint.config.vocab_size, base.tokenizer.vocab_size):
+        problem = f"its tokenizer has {tokenizer.vocab_size} tokens, the model {checkpoint.config.vocab_size}"
+        raise UnsupportedModel(f"{adapter}: {problem}; save embeddings and output head with it (modules_to_save)")
+    return ModelSource(name, checkpoint, tokenizer, base)
 
 
 def _pull(name: HubName, progress: Progress | None) -> Pulled:

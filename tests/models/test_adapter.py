@@ -43,6 +43,10 @@ CASES = {
     "whole tables that were one": ("llama", ATTENTION | {"modules_to_save": ["embed_tokens", "lm_head"]}),
     "embeddings whose head stays": ("llama", {"target_modules": ["q_proj", "embed_tokens"]}),
     "a head whose embeddings stay": ("llama", {"target_modules": ["q_proj", "lm_head"]}),
+    "lengths of columns of a table": ("llama", {"target_modules": ["embed_tokens"], "use_dora": True}),
+    "a table that two go on sharing": ("llama", {"target_modules": ["embed_tokens"], "ensure_weight_tying": True}),
+    "a whole one": ("llama", ATTENTION | {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}),
+    "both of one": ("llama", {"target_modules": ["embed_tokens", "lm_head"], "ensure_weight_tying": True}),
     "whole norms": ("llama", ATTENTION | {"modules_to_save": ["input_layernorm"]}),
     "some layers": ("phi3", {"target_modules": ["qkv_proj"], "layers_to_transform": [1]}),
 }
@@ -59,8 +63,11 @@ def adapted(tmp_path_factory):
             random_model(family, configs()[family], 0).save_pretrained(models[family])
         from transformers import AutoModelForCausalLM
 
+        tokens = settings.pop("tokens", None)
         settings = {"target_modules": "all-linear", "r": 4, "lora_alpha": 16} | settings
         model = AutoModelForCausalLM.from_pretrained(models[family], dtype=torch.float32, attn_implementation="eager")
+        if tokens is not None:
+            model.resize_token_embeddings(tokens, mean_resizing=False)
         model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **settings)).eval()
         torch.manual_seed(1)
         for parameter in model.parameters():
@@ -88,15 +95,29 @@ def test_logits_are_those_of_peft(case, adapted, tmp_path):
         assert np.abs(logits(TorchModel(base, "cpu", "float32")) - want).max() > 0.01  # the adapter matters
 
 
-def test_a_vocabulary_that_grew_comes_with_the_adapter(adapted):
+@pytest.mark.parametrize("tokens", [68, 80])
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("qwen2", {"modules_to_save": ["embed_tokens", "lm_head"]}),
+        ("qwen2", {"target_modules": ["q_proj", "embed_tokens", "lm_head"]}),
+        ("llama", {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}),
+        ("llama", {"modules_to_save": ["embed_tokens", "lm_head"]}),
+    ],
+)
+def test_another_vocabulary_comes_with_the_adapter(family, settings, tokens, adapted):
+    settings = {"target_modules": ["q_proj"], "tokens": tokens} | settings
+    folder, adapter, want = adapted(family, **settings)
+    found = AdaptedCheckpoint(SafetensorsCheckpoint(folder), adapter)
+    assert found.config.vocab_size == tokens
+    np.testing.assert_allclose(logits(TorchModel(found, "cpu", "float32")), want, atol=2e-5 * np.abs(want).max())
+
+
+def test_half_of_a_vocabulary_is_refused(adapted):
     folder, adapter, _ = adapted("qwen2", **ATTENTION, modules_to_save=["embed_tokens", "lm_head"])
     grow(adapter, "embed_tokens", 5)
-    with pytest.raises(UnsupportedModel, match=r"embeddings have 72 tokens, its output head 67.*modules_to_save"):
+    with pytest.raises(UnsupportedModel, match=r"embeddings have 72 tokens, the output head 67.*modules_to_save"):
         AdaptedCheckpoint(SafetensorsCheckpoint(folder), adapter)
-    grow(adapter, "lm_head", 5)
-    found = AdaptedCheckpoint(SafetensorsCheckpoint(folder), adapter)
-    assert found.config.vocab_size == 72
-    assert logits(TorchModel(found, "cpu", "float32")).shape == (30, 72)
 
 
 def grow(adapter, table, rows):
@@ -156,6 +177,15 @@ def in_gguf(adapter, folder, path):
     return path
 
 
+def test_an_adapter_in_a_gguf_file_is_for_one_architecture(adapted, tmp_path):
+    folder, adapter, _ = adapted("llama")
+    file = in_gguf(adapter, folder, tmp_path / "adapter.gguf")
+    other, _, _ = adapted("qwen2")
+    for base in (GGUFCheckpoint(convert(tmp_path / "model.gguf", other)), SafetensorsCheckpoint(other)):
+        with pytest.raises(UnsupportedModel, match="an adapter for 'llama', and this model is qwen2"):
+            AdaptedCheckpoint(base, file)
+
+
 def test_a_model_is_no_adapter_in_gguf(adapted, tmp_path):
     folder, _, _ = adapted("qwen2")
     model = convert(tmp_path / "model.gguf", folder)
@@ -191,12 +221,17 @@ def test_a_copy_in_another_process_has_the_adapter_and_caches_know_it(adapted):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"peft_type": "IA3"}, "'IA3' adapter.*merge_and_unload"),
+        ({"peft_type": "IA3"}, "peft_type: 'IA3'.*merge_and_unload"),
         ({"layer_replication": [[0, 2]]}, "layer_replication"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights.*changes the model too"),
+        ({"init_lora_weights": "OLoRA"}, "init_lora_weights.*changes the model too"),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights.*changes the model too"),
+        ({"use_next_years_idea": {"a": 1}}, "use_next_years_idea.*not implemented.*merge_and_unload"),
         ({"lora_alpha": "much"}, "lora_alpha"),
-        ({"alpha_pattern": {"(": 2}}, "alpha_pattern"),
+        ({"alpha_pattern": {"(": 2}}, r"adapter_config\.json: alpha_pattern.*save the adapter again"),
+        ({"alpha_pattern": {"([a-z]+)+!": 2}}, "repeats what is repeated"),
+        ({"alpha_pattern": {"q_proj": "3"}}, "alpha_pattern: '3'"),
     ],
 )
 def test_adapters_that_compute_something_else_are_refused(settings, words, adapted):
@@ -219,7 +254,8 @@ def without(part):
          "of ranks 2 and 4"),
         (lambda found: {n: x[:, :32] if "lora_A" in n else x for n, x in found.items()}, {}, UnsupportedModel,
          r"of shape \(64, 32\), which has \(64, 64\) here"),
-        (lambda found: {n: x * np.float32(np.inf) for n, x in found.items()}, {}, CorruptWeights, "not finite"),
+        (lambda found: found | {n.removeprefix("base_model.model."): x for n, x in found.items()}, {}, CorruptWeights,
+         "under two names"),
         (lambda found: found | {"base_model.model.x.lora_C.weight": np.ones((2, 2), np.float32)}, {}, UnsupportedModel,
          "no part of LoRA"),
         (lambda found: {n.replace("layers.1", "layers.7"): x for n, x in found.items()}, {}, UnsupportedModel,
@@ -234,6 +270,15 @@ def test_damaged_adapters_and_those_of_other_models_are_refused(change, settings
         AdaptedCheckpoint(SafetensorsCheckpoint(folder), adapter)
 
 
+def test_numbers_that_are_not_finite_are_refused_when_they_are_read(adapted):
+    folder, adapter, _ = adapted("qwen2", target_modules=["q_proj"])
+    rewrite(adapter, lambda found: {name: values * np.float32(np.inf) for name, values in found.items()})
+    found = AdaptedCheckpoint(SafetensorsCheckpoint(folder), adapter)
+    assert np.isfinite(found.tensor("model.layers.0.self_attn.k_proj.weight")).all()
+    with pytest.raises(CorruptWeights, match=r"lora_.*not finite"):
+        found.tensor("model.layers.0.self_attn.q_proj.weight")
+
+
 def test_recurrent_layers_whose_heads_lie_in_another_order_are_refused(adapted, tmp_path):
     folder, adapter, want = adapted("qwen3_5_text")
     found = AdaptedCheckpoint(SafetensorsCheckpoint(folder), adapter)
@@ -245,6 +290,8 @@ def test_recurrent_layers_whose_heads_lie_in_another_order_are_refused(adapted, 
 def test_what_is_missing_is_named(adapted, tmp_path):
     _, adapter, _ = adapted("qwen2", **ATTENTION)
     assert is_adapter(adapter)
+    (adapter / "config.json").write_text("{}")  # as some trainers leave it there
+    assert is_adapter(adapter) and read_adapter(adapter / "adapter_model.safetensors").updates
     with pytest.raises(ModelNotFound, match=r"no adapter_config\.json"):
         read_adapter(tmp_path)
     pickled = shutil.copytree(adapter, tmp_path / "pickled")

@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 import pytest
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-from paceline.errors import DownloadFailed, ModelNotFound
+from paceline.errors import DownloadFailed, ModelNotFound, UnsupportedModel
 from paceline.models import resolve
 from paceline.models.files.gguf_file import GGUFCheckpoint
 from paceline.models.resolve import resolve_config, resolve_model
@@ -259,11 +259,31 @@ def test_the_tokenizer_that_lies_with_an_adapter_is_taken(adapter, folder):
     assert found.tokenizer.chat_template_digest != base.tokenizer.chat_template_digest
 
 
+def test_an_adapters_path_may_have_a_plus(adapter, folder, tmp_path):
+    path = shutil.move(adapter(), tmp_path / "a+b")
+    assert resolve_model(f"{folder}+{path}").base.name == str(folder)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(adapter, folder):
+    path = adapter(tokenizer=True)
+    values = json.loads((path / "tokenizer.json").read_text())
+    last = resolve_config(str(folder)).vocab_size + 5
+    values["added_tokens"].append({"id": last, "content": "<new>", "special": True, "single_word": False,
+                                   "lstrip": False, "rstrip": False, "normalized": False})  # fmt: skip
+    (path / "tokenizer.json").write_text(json.dumps(values))
+    with pytest.raises(UnsupportedModel, match=r"its tokenizer has \d+ tokens.*modules_to_save"):
+        resolve_model(str(path))
+
+
 def test_an_adapter_without_its_model_says_how_to_name_one(adapter):
     path = adapter(base=None)
     for resolves in (resolve_model, resolve_config):
         with pytest.raises(ModelNotFound, match=r"does not say which model.*write BASE\+"):
             resolves(str(path))
+    shutil.rmtree(path)
+    path = adapter(base=path)
+    with pytest.raises(ModelNotFound, match=r"trained on .*, an adapter itself; write BASE\+"):
+        resolve_model(str(path))
     shutil.rmtree(path)
     path = adapter(base="./gone")
     with pytest.raises(ModelNotFound, match=r"trained on './gone', which cannot be used.*write BASE\+"):

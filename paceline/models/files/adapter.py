@@ -16,10 +16,12 @@ import numpy as np
 
 from paceline.errors import CorruptWeights, UnsupportedModel
 from paceline.models.architecture.config import ModelConfig
+from paceline.models.architecture.families import family_of
 from paceline.models.fields import shown
 from paceline.models.files.adapter_files import Adapter, Update, read_adapter
 from paceline.models.files.checkpoint import Checkpoint, KeepsBlocks, LetsGo, Predicts, StoredBlocks, finite
 from paceline.models.files.fingerprint import fingerprint_of
+from paceline.models.files.gguf_file import GGUFCheckpoint
 from paceline.models.files.sources import Source, base_prefix, gguf_sources, transformers_sources, with_prefix
 
 _NUMBER = re.compile(r"\.\d+\.")
@@ -39,6 +41,7 @@ class AdaptedCheckpoint:
     def __init__(self, base: Checkpoint, path: str | Path) -> None:
         self._base, self._adapter = base, read_adapter(Path(path))
         updates = self._adapter.updates
+        _check_architecture(base, self._adapter)
         if not self._adapter.is_gguf:
             updates = with_prefix(updates, base_prefix(base.config))
         self._config = _adapted_config(base.config, updates, self._adapter)
@@ -50,7 +53,7 @@ class AdaptedCheckpoint:
         unknown = sorted(updates.keys() - {source.name for source, _ in self._changed.values()})
         if unknown:
             what = f"changes {shown(unknown[0])}" + f" and {len(unknown) - 1} more" * (len(unknown) > 1)
-            remedy = "give the model that it was trained on"
+            remedy = "give the model that it was trained on, in the same format"
             raise UnsupportedModel(f"{path}: {what}, which this model does not have; {remedy}")
         _check_order(base.config, self._changed, self._adapter)
 
@@ -101,13 +104,14 @@ class AdaptedCheckpoint:
         if name not in self._changed:
             return self._base.tensor(self._held(name))
         source, update = self._changed[name]
-        stored = self._base.tensor(self._held(name)) if update.whole is None else source.values(update.whole)
+        stored = self._base.tensor(self._held(name)) if update.whole is None else source.values(update.whole.read())
         if update.up is None or update.down is None:
             return stored
-        sums = stored + source.rows(update.up) @ (np.float32(update.scale) * update.down)
-        if update.magnitude is not None:
-            lengths = np.linalg.norm(sums, axis=1, keepdims=True)
-            sums *= source.rows(update.magnitude[:, None]) / lengths
+        sums = stored + source.rows(update.up.read()) @ (np.float32(update.scale) * update.down.read())
+        if update.magnitude is not None and update.embeds:
+            sums *= update.magnitude.read() / np.linalg.norm(sums, axis=0, keepdims=True)
+        elif update.magnitude is not None:
+            sums *= source.rows(update.magnitude.read()[:, None]) / np.linalg.norm(sums, axis=1, keepdims=True)
         return finite(sums, name, self._adapter.path)
 
     def blocks(self, name: str) -> StoredBlocks | None:
@@ -135,13 +139,13 @@ def _adapted_config(config: ModelConfig, updates: Mapping[str, Update], adapter:
     apart = replace(config, tie_word_embeddings=False)
     theirs = {name: source.name for name, source in _sources(apart, updates, adapter) if name in (_EMBEDDINGS, _HEAD)}
     tables = {name: updates[theirs[name]] for name in (_EMBEDDINGS, _HEAD) if theirs[name] in updates}
-    sizes = {name: len(each.whole) for name, each in tables.items() if each.whole is not None and each.whole.ndim == 2}
+    sizes = {name: each.whole.shape[0] for name, each in tables.items() if each.whole and each.whole.shape}
     size = sizes.get(_EMBEDDINGS, config.vocab_size)
-    shares = config.tie_word_embeddings and (not tables or adapter.keeps_tie)
-    if config.tie_word_embeddings and size != config.vocab_size and _HEAD not in tables:
-        shares = True
+    own_head = _HEAD in tables
+    grown = size != config.vocab_size
+    shares = config.tie_word_embeddings and not own_head and (not tables or adapter.keeps_tie or grown)
     if not shares and sizes.get(_HEAD, config.vocab_size) != size:
-        problem = f"its embeddings have {size} tokens, its output head {sizes.get(_HEAD, config.vocab_size)}"
+        problem = f"its embeddings have {size} tokens, the output head {sizes.get(_HEAD, config.vocab_size)}"
         raise UnsupportedModel(f"{adapter.path}: {problem}; save both with it (modules_to_save)")
     return replace(config, vocab_size=size, tie_word_embeddings=shares)
 
@@ -162,10 +166,23 @@ class _InAnyLayer:
         return _NUMBER.sub(".0.", str(name)) in self._names
 
 
+def _check_architecture(base: Checkpoint, adapter: Adapter) -> None:
+    """Refuse a GGUF adapter of another architecture, whose rows may be in another order."""
+    family = family_of(base.config.model_type)
+    known = {family.architecture, family.mixture_architecture}
+    if isinstance(base, GGUFCheckpoint):
+        known = {base.metadata["general.architecture"]}
+    if adapter.is_gguf and adapter.architecture not in known:
+        problem = (
+            f"is an adapter for {shown(adapter.architecture)}, and this model is {' or '.join(filter(None, known))}"
+        )
+        raise UnsupportedModel(f"{adapter.path}: {problem}; give the model that it was trained on")
+
+
 def _check_order(config: ModelConfig, changed: Iterable[str], adapter: Adapter) -> None:
-    """Refuse changes of recurrent layers, whose heads GGUF has in another order, in files of the other format."""
+    """Refuse changes of gated delta nets, whose heads GGUF may have in another order, in files of the other format."""
     recurrence = config.recurrence
-    if recurrence is None or recurrence.tiled == adapter.is_gguf:
+    if recurrence is None or recurrence.kind != "gated_delta_net" or recurrence.tiled == adapter.is_gguf:
         return
     if any(".linear_attn." in name for name in changed):
         problem = "changes recurrent layers, whose heads GGUF files have in another order"
@@ -175,11 +192,14 @@ def _check_order(config: ModelConfig, changed: Iterable[str], adapter: Adapter) 
 def _check_shape(source: Source, update: Update, path: Path) -> None:
     """Refuse an update of a matrix of another shape."""
     wanted = source.file_shape[::-1] if source.transposed else source.file_shape
-    found = wanted if update.up is None or update.down is None else (len(update.up), update.down.shape[1])
-    if update.whole is not None and found == wanted:
-        found, wanted = update.whole.shape, source.file_shape
-    if found != wanted:
-        problem = f"changes {shown(source.name)} of shape {found}, which has {wanted} here"
-        raise UnsupportedModel(f"{path}: {problem}; give the model that it was trained on")
-    if update.magnitude is not None and len(update.magnitude) != wanted[0]:
-        raise CorruptWeights(f"{path}: {shown(source.name)} has {len(update.magnitude)} lengths for {wanted[0]} rows")
+    for part, found in (
+        (wanted, None if update.up is None or update.down is None else (update.up.shape[0], update.down.shape[1])),
+        (source.file_shape, None if update.whole is None else update.whole.shape),
+    ):
+        if found is not None and found != part:
+            problem = f"changes {shown(source.name)} of shape {found}, which has {part} here"
+            raise UnsupportedModel(f"{path}: {problem}; give the model that it was trained on")
+    size = wanted[-1] if update.embeds else wanted[0]
+    if update.magnitude is not None and update.magnitude.shape != (size,):
+        problem = f"{shown(source.name)} has {update.magnitude.shape[0]} lengths, not {size}"
+        raise CorruptWeights(f"{path}: {problem}; save the adapter again")

@@ -1,11 +1,15 @@
 """What a LoRA adapter's files say: a folder as PEFT saves it, or a GGUF file as llama.cpp reads it.
 
-Not for what becomes of a model (`adapter.py`).
+Tensors are read when they are asked for; what does not fit is refused before. Not for what becomes of a model
+(`adapter.py`).
 """
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,175 +24,232 @@ from paceline.models.json_file import read_json
 CONFIG = "adapter_config.json"
 _AGAIN = "save the adapter again"
 _WEIGHTS, _PICKLED = "adapter_model.safetensors", "adapter_model.bin"
-_OWN = r"(?:base_model\.model\.)?"
-_PART = re.compile(_OWN + r"(.+)\.lora_(?:(embedding)_)?(A|B|magnitude_vector)(?:\.default)?(?:\.weight)?")
-_WHOLE = re.compile(_OWN + r"(.+?)(?:\.base_layer|\.modules_to_save(?:\.default)?)?\.(weight|bias)")
-_REFUSED = {
-    "layer_replication": "layers that are used several times", "lora_bias": "biases of its own",
-    "alora_invocation_tokens": "an adapter that begins at a token", "trainable_token_indices": "single embeddings",
-    "target_parameters": "experts in one tensor", "use_qalora": "updates of groups",
-}  # fmt: skip
-"""Settings that change what an adapter computes, and what they stand for."""
+_OWN = r"(?:base_model\.model\.)?(?:_orig_mod\.)?"
+_PART = re.compile(_OWN + r"(.+)\.lora_(?:(embedding)_)?(A|B|magnitude_vector)(?:\.\w+)??(?:\.weight)?")
+_WHOLE = re.compile(_OWN + r"(.+?)(\.base_layer|\.modules_to_save(?:\.\w+)?|\.original_module)?\.(weight|bias)")
 _GGUF_PART = re.compile(r"(.+\.weight)\.lora_(a|b)")
 _GGUF_EMBEDDINGS = "token_embd.weight"
-_CHANGES_BASE = ("pissa", "olora", "corda")
-"""How names of initialisations begin that change the model's own weights too."""
+_FLOATS = ("F32", "F16", "BF16")
+_READ = frozenset({
+    "alpha_pattern", "base_model_name_or_path", "ensure_weight_tying", "init_lora_weights", "lora_alpha", "peft_type",
+    "use_dora", "use_rslora",
+})  # fmt: skip
+"""Settings that say what an adapter computes, and are read here."""
+_WITHOUT_EFFECT = frozenset({
+    "auto_mapping", "bias", "corda_config", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode",
+    "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config",
+    "megatron_core", "modules_to_save", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
+    "runtime_config", "target_modules", "task_type", "velora_config",
+})  # fmt: skip
+"""Settings of training, and those that the tensors themselves tell."""
+_STARTS = ("gaussian", "eva", "orthogonal", "mica")
+"""Initialisations of an adapter that leave the model's own weights as they are; PiSSA, OLoRA and others do not."""
+_REPEATS_TWICE = re.compile(r"[+*}]\)[+*{]")
+
+
+class Part(NamedTuple):
+    """A tensor of an adapter: its shape, and what reads it as float32."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]
+
+    @property
+    def turned(self) -> "Part":
+        """The transposed matrix."""
+        return Part(self.shape[::-1], lambda: self.read().T)
 
 
 @dataclass(slots=True)
 class Update:
-    """What an adapter does to one tensor of the files that transformers writes.
+    """What an adapter does to one tensor of a model's files.
 
     Attributes:
         whole: the tensor in its place; None leaves the model's.
-        down, up: [rank, in] and [out, rank] float32, of a table of embeddings [rank, width] and [tokens, rank]; None
-            adds nothing.
+        down, up: [rank, in] and [out, rank], of a table of embeddings [rank, width] and [tokens, rank]; None adds
+            nothing.
         scale: factor of up @ down.
-        magnitude: [out] float32, the length of every row of the sum (DoRA); None leaves them as they are.
+        magnitude: [out], the length of every row of the sum (DoRA), or of a table [width], of every column; None leaves
+            them as they are.
+        embeds: whether it is a table of embeddings.
     """
 
-    whole: np.ndarray | None = None
-    down: np.ndarray | None = None
-    up: np.ndarray | None = None
+    whole: Part | None = None
+    down: Part | None = None
+    up: Part | None = None
     scale: float = 1.0
-    magnitude: np.ndarray | None = None
+    magnitude: Part | None = None
+    embeds: bool = False
 
 
 @dataclass(slots=True)
 class Adapter:
-    """An adapter that was read.
+    """An adapter whose tensors can be read.
 
     Attributes:
         path: the folder or file.
         files: of which it consists.
+        architecture: GGUF's name of the model it is for; empty for an adapter of PEFT's.
         updates: by name of the tensor in transformers' files, or in GGUF files.
-        is_gguf: which of them.
         keeps_tie: whether an output head that shares the embeddings goes on sharing them once they are updated.
     """
 
     path: Path
     files: tuple[Path, ...]
-    is_gguf: bool = False
+    architecture: str = ""
     updates: dict[str, Update] = field(default_factory=dict)
     keeps_tie: bool = False
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether its tensors have GGUF's names and order."""
+        return bool(self.architecture)
 
 
 def is_adapter(folder: Path) -> bool:
     """Whether `folder` holds an adapter and no whole model."""
-    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+    return (folder / CONFIG).is_file() and not any(folder.glob("model*.safetensors*"))
 
 
 def base_of(folder: Path) -> str:
     """The name of the model that the adapter in `folder` was trained on; empty where its file does not say."""
-    return Fields(read_json(folder / CONFIG, _AGAIN)).text("base_model_name_or_path", "")
+    return _config(folder).text("base_model_name_or_path", "")
 
 
 def read_adapter(path: Path) -> Adapter:
-    """Read the adapter in a folder that PEFT saved, or in a GGUF file.
+    """What the adapter in a folder that PEFT saved, or in a GGUF file, changes.
 
     Raises:
         ModelNotFound: the file, or of a folder ``adapter_config.json`` or the weights are missing.
         CorruptWeights: a file is damaged, or half of an update is missing.
         UnsupportedModel: it is no LoRA adapter, or one with parts that are not implemented.
     """
-    found = _read_gguf(path) if path.is_file() else _read_folder(path)
+    folder = path.parent if path.name == _WEIGHTS else path
+    found = _read_gguf(folder) if folder.is_file() else _read_folder(folder)
     if not found.updates:
         raise CorruptWeights(f"{path}: holds no tensors of an adapter; {_AGAIN}")
     return found
 
 
 def _read_gguf(path: Path) -> Adapter:
-    (part, *_) = read_parts(path)
-    fields, found = Fields(part.header.metadata), Adapter(path, (path,), is_gguf=True)
+    (part, *more) = read_parts(path)
+    fields = Fields(part.header.metadata)
     kind = fields.text("general.type", "model"), fields.text("adapter.type", "lora")
-    if kind != ("adapter", "lora"):
+    if kind != ("adapter", "lora") or more:
         remedy = "give a file of llama.cpp's convert_lora_to_gguf.py"
-        raise UnsupportedModel(f"{path}: is a {' '.join(kind[:1])} and no LoRA adapter; {remedy}")
+        raise UnsupportedModel(f"{path}: is a {kind[0]}{' in parts' * bool(more)} and no LoRA adapter; {remedy}")
     if fields.get("adapter.alora.invocation_tokens", None):
-        raise UnsupportedModel(f"{path}: adapters that begin at a token are not implemented")
+        raise UnsupportedModel(f"{path}: adapters that begin at a token are not implemented; take another")
+    found = Adapter(path, (path,), fields.text("general.architecture", "") or "unknown")
     for name, entry in part.header.tensors.items():
         known = _GGUF_PART.fullmatch(name)
         if known is None or len(entry.shape) != 2:
-            raise UnsupportedModel(f"{path}: {shown(name)} is no part of LoRA that is implemented")
-        update, values = found.updates.setdefault(known[1], Update()), finite(read_values(part.data, entry), name, path)
+            raise UnsupportedModel(f"{path}: {shown(name)} is no part of LoRA that is implemented; take another")
+        update = found.updates.setdefault(known[1], Update())
+        values = Part(entry.shape, partial(_read_entry, part.data, entry, path))
         if known[1] == _GGUF_EMBEDDINGS:  # [tokens, rank] and [width, rank]
-            update.up, update.down = (values, update.down) if known[2] == "a" else (update.up, values.T)
-        elif known[2] == "a":
-            update.down = values
+            _put(update, *(("up", values) if known[2] == "a" else ("down", values.turned)), name, path)
         else:
-            update.up = values
+            _put(update, "down" if known[2] == "a" else "up", values, name, path)
     alpha = fields.number("adapter.lora.alpha", 0.0, above=-1.0)
     for name, update in found.updates.items():
-        rank = _check_whole(name, update, path)
+        rank = _rank(name, update, path)
         update.scale = alpha / rank if alpha else 1.0  # as llama.cpp does
     return found
 
 
+def _read_entry(data, entry, path: Path) -> np.ndarray:
+    return finite(read_values(data, entry), entry.name, path)
+
+
 def _read_folder(folder: Path) -> Adapter:
-    if not (folder / CONFIG).is_file():
-        remedy = "give a folder that PEFT's save_pretrained wrote"
-        raise ModelNotFound(f"{folder}: has no {CONFIG}, so it is no adapter; {remedy}")
-    fields, path = Fields(read_json(folder / CONFIG, _AGAIN)), folder / _WEIGHTS
+    fields, path = _config(folder), folder / _WEIGHTS
     _check_settings(fields, folder)
     if not path.is_file():
         remedy = f"{_PICKLED} can run code when it is read: save it with safe_serialization=True"
         remedy = remedy if (folder / _PICKLED).is_file() else "copy it there"
-        raise ModelNotFound(f"{folder}: has no {_WEIGHTS}; {remedy}")
-    found = Adapter(folder, (folder / CONFIG, path), keeps_tie=fields.flag("ensure_weight_tying", False))
+        raise ModelNotFound(f"{folder}: has no file {_WEIGHTS}; {remedy}")
+    found = Adapter(folder, (folder / CONFIG, path))
     for name, entry in read_headers([path], {}).items():
-        _add(found.updates, name, _values(entry, name, path), path)
-    for name, update in found.updates.items():
-        rank = _check_whole(name, update, path)
-        if rank and update.magnitude is None and fields.flag("use_dora", False):
-            raise CorruptWeights(f"{path}: {shown(name)} has no lora_magnitude_vector; {_AGAIN}")
-        if rank:
-            update.scale = _scale(fields, name.removesuffix(".weight"), rank)
+        _add(found.updates, name, entry, path)
+    try:
+        found.keeps_tie, needs_lengths = fields.flag("ensure_weight_tying", False), fields.flag("use_dora", False)
+        for name, update in found.updates.items():
+            rank = _rank(name, update, path)
+            if rank and update.magnitude is None and needs_lengths:
+                raise CorruptWeights(f"{path}: {shown(name)} has no lora_magnitude_vector; {_AGAIN}")
+            if rank:
+                update.scale = _scale(fields, name.removesuffix(".weight"), rank)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{folder / CONFIG}: {str(error).split(';')[0]}; {_AGAIN}") from None
     return found
 
 
+def _config(folder: Path) -> Fields:
+    """The settings of the adapter in `folder`."""
+    if not (folder / CONFIG).is_file():
+        remedy = "give a folder that PEFT's save_pretrained wrote, or a GGUF file"
+        raise ModelNotFound(f"{folder}: has no {CONFIG}, so it is no adapter; {remedy}")
+    return Fields(read_json(folder / CONFIG, _AGAIN))
+
+
 def _check_settings(fields: Fields, folder: Path) -> None:
-    kind = fields.text("peft_type", "")
+    """Refuse what would compute something else, also by settings that are not known here."""
+    kind = fields.get("peft_type", None)
     if kind != "LORA":
         remedy = "merge it with PEFT's merge_and_unload and save the model"
-        raise UnsupportedModel(f"{folder}: is a {shown(kind)} adapter, and only LORA is implemented; {remedy}")
-    for name, what in _REFUSED.items():
-        if fields.get(name, None):
-            raise UnsupportedModel(f"{folder}: {name}: {what} are not implemented; merge the adapter with PEFT")
+        raise UnsupportedModel(f"{folder}: peft_type: {shown(kind)} is not implemented, only LORA; {remedy}")
+    for name, value in fields.items():
+        if value and name not in _READ | _WITHOUT_EFFECT:
+            remedy = "merge the adapter with PEFT's merge_and_unload and save the model"
+            raise UnsupportedModel(f"{folder}: {shown(name)}: is not implemented; {remedy}")
     start = fields.get("init_lora_weights", True)
-    if isinstance(start, str) and start.startswith(_CHANGES_BASE):
+    if not isinstance(start, bool) and str(start).lower() not in _STARTS:
         remedy = "save it with path_initial_model_for_weight_conversion, which makes a plain adapter of it"
         raise UnsupportedModel(f"{folder}: init_lora_weights: {shown(start)} changes the model too; {remedy}")
 
 
-def _values(entry: StoredTensor, name: str, path: Path) -> np.ndarray:
-    values = entry.floats()
-    if values is None:
-        remedy = "save the adapter in bfloat16, float16 or float32"
-        raise UnsupportedModel(f"{path}: {shown(name)} is stored as {entry.storage}; {remedy}")
-    return finite(values, name, path)
-
-
-def _add(updates: dict[str, Update], name: str, values: np.ndarray, path: Path) -> None:
+def _add(updates: dict[str, Update], name: str, entry: StoredTensor, path: Path) -> None:
     """Put one tensor of an adapter's file in its place."""
+    if entry.storage not in _FLOATS:
+        remedy = f"save the adapter in one of {', '.join(_FLOATS)}"
+        raise UnsupportedModel(f"{path}: {shown(name)} is stored as {entry.storage}; {remedy}")
+    values = Part(entry.shape, partial(_read_stored, entry, name, path))
     if part := _PART.fullmatch(name):
-        update, embeds = updates.setdefault(f"{part[1]}.weight", Update()), part[2] is not None
-        if part[3] == "magnitude_vector" and not embeds:
-            update.magnitude = values.reshape(-1)
-        elif values.ndim != 2 or part[3] == "magnitude_vector":
-            raise UnsupportedModel(f"{path}: {name} has shape {values.shape}: only matrices can be updated")
-        elif embeds:
-            update.up, update.down = (values.T, update.down) if part[3] == "A" else (update.up, values.T)
-        elif part[3] == "A":
-            update.down = values
+        update, kind = updates.setdefault(f"{part[1]}.weight", Update()), part[3]
+        update.embeds = update.embeds or part[2] is not None
+        if kind == "magnitude_vector":
+            size = max(entry.shape, default=0)
+            _put(update, "magnitude", Part((size,), lambda: values.read().reshape(-1)), name, path)
+        elif len(entry.shape) != 2:
+            raise UnsupportedModel(f"{path}: {shown(name)} has shape {entry.shape}: only matrices can be updated")
+        elif part[2] is not None:
+            _put(update, "up" if kind == "A" else "down", values.turned, name, path)
         else:
-            update.up = values
+            _put(update, "down" if kind == "A" else "up", values, name, path)
     elif (whole := _WHOLE.fullmatch(name)) and "lora_" not in name:
-        updates.setdefault(f"{whole[1]}.{whole[2]}", Update()).whole = values
+        update = updates.get(f"{whole[1]}.{whole[3]}", Update())
+        if whole[2] == ".original_module":  # the model's own, which one of the others replaces
+            return
+        if not whole[2] or update.whole is None:
+            updates[f"{whole[1]}.{whole[3]}"] = replace(update, whole=values)
     else:
         raise UnsupportedModel(f"{path}: {shown(name)} is no part of LoRA that is implemented; merge it with PEFT")
 
 
-def _check_whole(name: str, update: Update, path: Path) -> int:
+def _read_stored(entry: StoredTensor, name: str, path: Path) -> np.ndarray:
+    values = entry.floats()
+    assert values is not None  # as `_add` has checked
+    return finite(values, name, path)
+
+
+def _put(update: Update, part: str, values: Part, name: str, path: Path) -> None:
+    """Set a part of an update. Raises CorruptWeights where the file has it twice."""
+    if getattr(update, part) is not None:
+        raise CorruptWeights(f"{path}: {shown(name)} stands there under two names; {_AGAIN}")
+    setattr(update, part, values)
+
+
+def _rank(name: str, update: Update, path: Path) -> int:
     """The rank of an update, 0 for a tensor that is replaced.
 
     Raises:
@@ -199,19 +260,18 @@ def _check_whole(name: str, update: Update, path: Path) -> int:
     if update.down is None or update.up is None:
         lacking = "lora_B" if update.up is None else "lora_A"
         raise CorruptWeights(f"{path}: {shown(name)} has no {lacking}; {_AGAIN}")
-    if update.up.shape[1] != len(update.down) or not len(update.down):
-        ranks = f"{len(update.down)} and {update.up.shape[1]}"
-        raise CorruptWeights(f"{path}: {shown(name)} has matrices of ranks {ranks}; {_AGAIN}")
-    return len(update.down)
+    ranks = update.down.shape[0], update.up.shape[1]
+    if ranks[0] != ranks[1] or not ranks[0]:
+        raise CorruptWeights(f"{path}: {shown(name)} has matrices of ranks {ranks[0]} and {ranks[1]}; {_AGAIN}")
+    return ranks[0]
 
 
 def _scale(fields: Fields, module: str, rank: int) -> float:
     """alpha / rank, or by ``use_rslora`` alpha / sqrt(rank); ``alpha_pattern`` has the alpha of some modules."""
     alpha = fields.number("lora_alpha", 8.0)
-    patterns = fields.inner("alpha_pattern")
-    for pattern, _ in patterns.items():
+    for pattern, value in fields.inner("alpha_pattern").items():
         if _matches(pattern, module):
-            alpha = patterns.number(pattern)
+            alpha = Fields({"alpha_pattern": value}).number("alpha_pattern")
             break
     return alpha / (rank**0.5 if fields.flag("use_rslora", False) else rank)
 
@@ -219,6 +279,8 @@ def _scale(fields: Fields, module: str, rank: int) -> float:
 def _matches(pattern: str, module: str) -> bool:
     """Whether a key of ``alpha_pattern`` names a module, as PEFT reads it: an expression for how its name ends."""
     try:
+        if _REPEATS_TWICE.search(pattern):  # could take forever
+            raise re.error("repeats what is repeated")
         return re.fullmatch(rf"(?:.*\.)?(?:{pattern})", module) is not None
-    except re.error:
-        raise UnsupportedModel(f"alpha_pattern: {shown(pattern)} is no expression; {_AGAIN}") from None
+    except re.error as error:
+        raise UnsupportedModel(f"alpha_pattern: {shown(pattern)} cannot be used ({error})") from None
