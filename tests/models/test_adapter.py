@@ -36,7 +36,10 @@ CASES = {
     "heads in turn": ("gpt_neox", {}),
     "a mixture's dense parts": ("qwen2_moe", {}),
     "recurrent layers": ("lfm2", {}),
-    "another scale": ("llama", ATTENTION | {"use_rslora": True, "alpha_pattern": {r"layers\.1.*q_proj": 3.0}}),
+    "another scale": (
+        "llama",
+        ATTENTION | {"use_rslora": True, "alpha_pattern": {r"layers\.1.*q_proj": 3.0}, "rank_pattern": {"v_proj": 2}},
+    ),
     "lengths of rows": ("llama", {"use_dora": True}),
     "lengths of rows of several": ("phi3", {"use_dora": True}),
     "whole tables": ("qwen2", ATTENTION | {"modules_to_save": ["embed_tokens", "lm_head"]}),
@@ -139,7 +142,7 @@ def test_experts_one_by_one_as_older_transformers_named_them(adapted):
     folder, adapter, _ = adapted("mixtral", target_modules=["q_proj"])
     down, up = np.ones((2, 64), np.float32), np.ones((96, 2), np.float32)
     expert = "base_model.model.model.layers.1.block_sparse_moe.experts.2.w1.lora_"
-    rewrite(adapter, lambda _: {f"{expert}A.weight": down, f"{expert}B.weight": up})
+    rewrite(adapter, lambda _: {f"{expert}A.weight": down, f"{expert}B.weight": up}, r=2)
     base = SafetensorsCheckpoint(folder)
     found = AdaptedCheckpoint(base, adapter)
     for name in base.names():
@@ -261,6 +264,8 @@ def without(part):
         (lambda found: {n.replace("layers.1", "layers.7"): x for n, x in found.items()}, {}, UnsupportedModel,
          "layers.7.*which this model does not have"),
         (dict, {"use_dora": True}, CorruptWeights, "lora_magnitude_vector"),
+        (dict, {"r": 8}, CorruptWeights, "has rank 4, the settings say 8"),
+        (dict, {"rank_pattern": {"q_proj": 2}}, CorruptWeights, "has rank 4, the settings say 2"),
     ],
 )  # fmt: skip
 def test_damaged_adapters_and_those_of_other_models_are_refused(change, settings, error, words, adapted):

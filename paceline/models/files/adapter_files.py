@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,13 +32,13 @@ _GGUF_EMBEDDINGS = "token_embd.weight"
 _FLOATS = ("F32", "F16", "BF16")
 _READ = frozenset({
     "alpha_pattern", "base_model_name_or_path", "ensure_weight_tying", "init_lora_weights", "lora_alpha", "peft_type",
-    "use_dora", "use_rslora",
+    "r", "rank_pattern", "use_dora", "use_rslora",
 })  # fmt: skip
 """Settings that say what an adapter computes, and are read here."""
 _WITHOUT_EFFECT = frozenset({
     "auto_mapping", "bias", "corda_config", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode",
     "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config",
-    "megatron_core", "modules_to_save", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
+    "megatron_core", "modules_to_save", "peft_version", "qalora_group_size", "revision",
     "runtime_config", "target_modules", "task_type", "velora_config",
 })  # fmt: skip
 """Settings of training, and those that the tensors themselves tell."""
@@ -178,7 +178,7 @@ def _read_folder(folder: Path) -> Adapter:
             if rank and update.magnitude is None and needs_lengths:
                 raise CorruptWeights(f"{path}: {shown(name)} has no lora_magnitude_vector; {_AGAIN}")
             if rank:
-                update.scale = _scale(fields, name.removesuffix(".weight"), rank)
+                update.scale = _scale(fields, name.removesuffix(".weight"), rank, path)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{folder / CONFIG}: {str(error).split(';')[0]}; {_AGAIN}") from None
     return found
@@ -266,21 +266,32 @@ def _rank(name: str, update: Update, path: Path) -> int:
     return ranks[0]
 
 
-def _scale(fields: Fields, module: str, rank: int) -> float:
-    """alpha / rank, or by ``use_rslora`` alpha / sqrt(rank); ``alpha_pattern`` has the alpha of some modules."""
-    alpha = fields.number("lora_alpha", 8.0)
-    for pattern, value in fields.inner("alpha_pattern").items():
-        if _matches(pattern, module):
-            alpha = Fields({"alpha_pattern": value}).number("alpha_pattern")
-            break
+def _scale(fields: Fields, module: str, rank: int, path: Path) -> float:
+    """alpha / rank, or by ``use_rslora`` alpha / sqrt(rank); ``alpha_pattern`` has the alpha of some modules.
+
+    Raises:
+        CorruptWeights: by its settings, whose rank PEFT divides by, it has another one.
+    """
+    own = _of_module(fields, "rank_pattern", module)
+    said = fields.whole("r", rank) if own is None else Fields({"rank_pattern": own}).whole("rank_pattern")
+    if said != rank:
+        raise CorruptWeights(f"{path}: {shown(module)} has rank {rank}, the settings say {said}; {_AGAIN}")
+    own = _of_module(fields, "alpha_pattern", module)
+    alpha = fields.number("lora_alpha", 8.0) if own is None else Fields({"alpha_pattern": own}).number("alpha_pattern")
     return alpha / (rank**0.5 if fields.flag("use_rslora", False) else rank)
 
 
-def _matches(pattern: str, module: str) -> bool:
-    """Whether a key of ``alpha_pattern`` names a module, as PEFT reads it: an expression for how its name ends."""
+def _of_module(fields: Fields, name: str, module: str) -> Any:
+    """What the mapping `name` of patterns has for a module; None where it has nothing."""
+    found = (value for pattern, value in fields.inner(name).items() if _matches(name, pattern, module))
+    return next(found, None)
+
+
+def _matches(name: str, pattern: str, module: str) -> bool:
+    """Whether a key of the setting `name` means a module, as PEFT reads it: an expression for how its name ends."""
     try:
         if _REPEATS_TWICE.search(pattern):  # could take forever
             raise re.error("repeats what is repeated")
         return re.fullmatch(rf"(?:.*\.)?(?:{pattern})", module) is not None
     except re.error as error:
-        raise UnsupportedModel(f"alpha_pattern: {shown(pattern)} cannot be used ({error})") from None
+        raise UnsupportedModel(f"{name}: {shown(pattern)} cannot be used ({error})") from None
