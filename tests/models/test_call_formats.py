@@ -79,6 +79,8 @@ def test_several_calls_between_one_pair_of_tags():
 def test_arguments_in_python_and_gemmas_form():
     told = {"text": "a\"b'c", "each": [1, -2.5, None], "unsaid": {"deep": {"x": [True]}}, "asked": False}
     assert read("lfm2", f"[f({', '.join(f'{key}={value!r}' for key, value in told.items())})]") == [("f", told)]
+    dashes = [("get-weather", {"a": 1}), ("x.y-z-now", {}), ("f", {})]
+    assert read("lfm2", "[get-weather(a=1), x.y-z-now(), f()]") == dashes
     assert read("lfm2", "[f(asked=true, maybe=null)]") == [("f", {"asked": True, "maybe": None})]
     assert read("lfm2", '{"name": "f", "arguments": {"a": 1}}') == [("f", {"a": 1})]
     gemma = 'call:f{text:<|"|>a: "b", {c}<|"|>,count:5,each:[<|"|>x<|"|>,{k:1}],asked:true,maybe:null}'
@@ -93,7 +95,9 @@ def test_arguments_in_python_and_gemmas_form():
     [
         ("hermes", "[1]"), ("hermes", '{"name": 5}'), ("hermes", "[" * 100_000), ("mistral", "f[ARGS]5"),
         ("glm45", "not a name<arg_key>"), ("lfm2", "[f(__import__('os'))"), ("lfm2", "[f(x=open('y'))]"),
-        ("lfm2", "f(" * 5000), ("lfm2", "[" + "f()," * 50_000 + "]"), ("gemma4", "call:f{x:"), ("gemma4", "call:f"),
+        ("lfm2", "f(" * 5000), ("lfm2", "[1-f()]"), ("lfm2", "[f()-g()]"),
+        ("lfm2", "a-" * 30_000 + "f()"), ("lfm2", "[" + "f()," * 50_000 + "]"),
+        ("gemma4", "call:f{x:"), ("gemma4", "call:f"),
         ("qwen3_xml", "<function=f><parameter=x>"), ("deepseek_v3", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>x"),
     ],
 )  # fmt: skip

@@ -15,7 +15,8 @@ Call = tuple[str, Any]
 """(name, arguments)."""
 Schemas = Mapping[str, Mapping[str, Any]]
 """Tool name to the schema of its parameters."""
-_NAME = re.compile(r"[\w.-]{1,128}")
+_LONGEST_NAME = 128
+_NAME = re.compile(rf"[\w.-]{{1,{_LONGEST_NAME}}}")
 _LONGEST_PYTHON = 1 << 16
 _DEEPEST = 8
 """Of schemas within schemas."""
@@ -106,12 +107,25 @@ def calls_in_python(inside: str, schemas: Schemas) -> list[Call]:
     """``[name(key="value")]``, a list of calls with literal arguments as in Python (LFM2), or JSON."""
     body = _expression(inside)
     each = body.elts if isinstance(body, ast.List) else [body]
-    if not each or not all(isinstance(call, ast.Call) and not call.args for call in each):
+    calls = [named for one in each if (named := _named_call(one))]
+    if not each or len(calls) < len(each):
         return calls_in_json(inside, schemas)
     try:
-        return [(ast.unparse(call.func), _arguments(call)) for call in each if isinstance(call, ast.Call)]
+        return [(name, _arguments(call)) for name, call in calls]
     except ValueError:
         return []
+
+
+def _named_call(one: ast.AST | None) -> tuple[str, ast.Call] | None:
+    """A call with the name of what it calls, which may have dashes, that Python reads as a difference; else None."""
+    if isinstance(one, ast.Call) and not one.args:
+        return ast.unparse(one.func), one
+    if not isinstance(one, ast.BinOp) or not isinstance(one.op, ast.Sub):
+        return None
+    if (one.left.end_col_offset or 0) - one.left.col_offset > _LONGEST_NAME:  # or a long sum would be unparsed, too
+        return None
+    first, rest = ast.unparse(one.left).replace(" - ", "-"), _named_call(one.right)
+    return (f"{first}-{rest[0]}", rest[1]) if rest and _NAME.fullmatch(first) and not first[0].isdigit() else None
 
 
 def calls_in_gemma(inside: str, schemas: Schemas) -> list[Call]:
