@@ -1,10 +1,13 @@
 """Pulling models: which files, what is fetched again, what the cache says, from a hub on this machine."""
 
 import json
+import shutil
 from random import Random
 
+import numpy as np
 import pytest
 from filelock import FileLock
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
@@ -16,6 +19,7 @@ from paceline.models.resolve import resolve_model
 
 from .converter import convert
 from .hub_server import COMMIT, Hub, serving
+from .tiny import SIZES
 from .vocabularies import byte_level_gguf, transformers_twin
 
 QUANTISED = {f"tiny-{kind}.gguf": kind.encode() for kind in ("Q4_K_M", "q8_0", "UD-Q4_K_XL", "IQ4_XS", "BF16")}
@@ -154,6 +158,24 @@ def test_a_pulled_model_is_used_without_the_hub(hub, tiny_models, tmp_path, monk
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     for name in ("hf:o/m:Q8_0", "o/m:q8_0", "hf:o/whole", "o/whole"):
         assert resolve_model(name).checkpoint.config.model_type == "gpt2"
+
+
+def test_an_adapter_of_the_hub_is_its_model_with_it(hub, tiny_models, tmp_path):
+    folder = shutil.copytree(tiny_models["gpt2"][0], tmp_path / "base")
+    transformers_twin("gpt2").save_pretrained(folder)
+    saved = tmp_path / "adapter"
+    saved.mkdir()
+    name, width = "base_model.model.transformer.h.0.attn.c_attn.lora_", SIZES["hidden_size"]
+    tensors = {f"{name}A.weight": np.ones((1, width), "f4"), f"{name}B.weight": np.ones((3 * width, 1), "f4")}
+    save_file(tensors, saved / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 2, "base_model_name_or_path": str(folder)}
+    (saved / "adapter_config.json").write_text(json.dumps(config))
+    hub.files = {path.name: path.read_bytes() for path in saved.iterdir()} | {"training_args.bin": b"t"}
+    found, queries = resolve_model("hf:a/adapter"), "model.layers.0.self_attn.q_proj.weight"
+    assert (found.checkpoint.tensor(queries) == found.base.checkpoint.tensor(queries) + 2).all()
+    assert sorted(path.name for path in pulled(hub_name("a/adapter")).path.iterdir() if path.suffix != ".lock") == [
+        "adapter_config.json", "adapter_model.safetensors",
+    ]  # fmt: skip
 
 
 def test_the_command_and_the_list(hub):
