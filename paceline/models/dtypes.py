@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Literal, TypeGuard
 
 from paceline.models.architecture.tensor_names import tensor_shapes
-from paceline.models.files.checkpoint import Checkpoint, KeepsBlocks
+from paceline.models.files.checkpoint import FLOATS, Checkpoint, KeepsBlocks
 from paceline.models.numba_executor.blocks.formats import FORMATS, GROUP
 
 AUTO = "auto"
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
-_FLOATS = frozenset({"F32", "F16", "BF16"})
 _NATIVE_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
@@ -46,7 +45,7 @@ def choose_dtype(asked: str, checkpoint: Checkpoint, executor: Literal["numba", 
         return DtypeChoice("bfloat16", "as the file has it")
     if stored == "F16" and executor == "numba":
         return DtypeChoice("float16", "as the file has it")
-    if stored not in _FLOATS:
+    if stored not in FLOATS:
         return DtypeChoice("bfloat16", f"its rounding is far below that of the file's {stored} blocks")
     num_parameters = sum(prod(shape) for shape in tensor_shapes(checkpoint.config).values())
     if 4 * num_parameters > _available_memory() // 2:
@@ -73,7 +72,7 @@ def _multiplies_blocks(checkpoint: Checkpoint) -> bool:
     return (
         isinstance(checkpoint, KeepsBlocks)
         and checkpoint.storage in FORMATS
-        and checkpoint.storages <= {*FORMATS, *_FLOATS}
+        and checkpoint.storages <= {*FORMATS, *FLOATS}
         and all(dim % GROUP == 0 for dim in checkpoint.config.head_dims)
     )
 

@@ -4,6 +4,7 @@ Tensors are read when they are asked for; what does not fit is refused before. N
 (`adapter.py`).
 """
 
+import mmap
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,8 +16,9 @@ import numpy as np
 
 from paceline.errors import CorruptWeights, ModelNotFound, UnsupportedModel
 from paceline.models.fields import Fields, shown
-from paceline.models.files.checkpoint import finite
+from paceline.models.files.checkpoint import FLOATS, finite
 from paceline.models.files.gguf_file import read_values
+from paceline.models.files.gguf_header import TensorEntry
 from paceline.models.files.gguf_parts import read_parts
 from paceline.models.files.safetensors_header import StoredTensor, read_headers
 from paceline.models.json_file import read_json
@@ -29,7 +31,6 @@ _PART = re.compile(_OWN + r"(.+)\.lora_(?:(embedding)_)?(A|B|magnitude_vector)(?
 _WHOLE = re.compile(_OWN + r"(.+?)(\.base_layer|\.modules_to_save(?:\.\w+)?|\.original_module)?\.(weight|bias)")
 _GGUF_PART = re.compile(r"(.+\.weight)\.lora_(a|b)")
 _GGUF_EMBEDDINGS = "token_embd.weight"
-_FLOATS = ("F32", "F16", "BF16")
 _READ = frozenset({
     "alpha_pattern", "base_model_name_or_path", "ensure_weight_tying", "init_lora_weights", "lora_alpha", "peft_type",
     "r", "rank_pattern", "use_dora", "use_rslora",
@@ -157,7 +158,7 @@ def _read_gguf(path: Path) -> Adapter:
     return found
 
 
-def _read_entry(data, entry, path: Path) -> np.ndarray:
+def _read_entry(data: mmap.mmap, entry: TensorEntry, path: Path) -> np.ndarray:
     return finite(read_values(data, entry), entry.name, path)
 
 
@@ -210,8 +211,8 @@ def _check_settings(fields: Fields, folder: Path) -> None:
 
 def _add(updates: dict[str, Update], name: str, entry: StoredTensor, path: Path) -> None:
     """Put one tensor of an adapter's file in its place."""
-    if entry.storage not in _FLOATS:
-        remedy = f"save the adapter in one of {', '.join(_FLOATS)}"
+    if entry.storage not in FLOATS:
+        remedy = f"save the adapter in one of {', '.join(FLOATS)}"
         raise UnsupportedModel(f"{path}: {shown(name)} is stored as {entry.storage}; {remedy}")
     values = Part(entry.shape, partial(_read_stored, entry, name, path))
     if part := _PART.fullmatch(name):

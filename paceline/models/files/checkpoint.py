@@ -15,6 +15,9 @@ import numpy as np
 from paceline.errors import CorruptWeights
 from paceline.models.architecture.config import ModelConfig
 
+FLOATS = ("F32", "F16", "BF16")
+"""Storage types of floats; all others are blocks or integers."""
+
 
 class Checkpoint(Protocol):
     """Weights of one model."""

@@ -103,8 +103,7 @@ class GGUFCheckpoint:
             CorruptWeights: there is no such tensor, or it holds numbers that are not finite.
         """
         source = self._source(name)
-        entry = self._entries[source.name]
-        return finite(source.values(read_values(self._part_of[entry.name].data, entry)), source.name, self._path)
+        return finite(source.values(self._read(self._entries[source.name])), source.name, self._path)
 
     def blocks(self, name: str) -> StoredBlocks | None:
         """See `KeepsBlocks`: rows of blocks read from the memory map; None for a vector, and where they are columns."""
@@ -143,10 +142,12 @@ class GGUFCheckpoint:
         """The bytes of a tensor, flat."""
         return _bytes_of(self._part_of[entry.name].data, entry)
 
+    def _read(self, entry: TensorEntry) -> np.ndarray:
+        return read_values(self._part_of[entry.name].data, entry)
+
     def _rope_factors(self) -> tuple[float, ...] | None:
         entries = [self._entries[name] for name in _ROPE_FACTORS if name in self._entries]
-        values = [read_values(self._part_of[entry.name].data, entry) for entry in entries[:1]]
-        return tuple(values[0].reshape(-1).tolist()) if values else None
+        return tuple(self._read(entries[0]).reshape(-1).tolist()) if entries else None
 
 
 def read_values(data: mmap.mmap, entry: TensorEntry) -> np.ndarray:

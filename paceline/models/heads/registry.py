@@ -174,7 +174,8 @@ def load_head(name_or_path: str | Path, target: ModelSource | None = None, *, re
         HeadWarning: it is used with other weights or another chat template than in training.
     """
     path = head_path(name_or_path)
-    own = target_print(target) if target is not None else None
+    prints = [] if target is None else _prints(target)
+    own = prints[0] if prints else None
     known = {} if target is None else {"embedding_scale": _scale_of(target)}
     record = read_head(path, replace(reading or Reading(), target=own, **known))
     try:
@@ -183,7 +184,7 @@ def load_head(name_or_path: str | Path, target: ModelSource | None = None, *, re
         raise error.about(f"{path}: {error.field}") from None
     if target is None or own is None:
         return record
-    fitting = (one for one in _prints(target) if one.sha256 == record.config.target.sha256)
+    fitting = (one for one in prints if one.sha256 == record.config.target.sha256)
     for sentence in check_fit(record, next(fitting, own), any_weights):
         warnings.warn(f"{name_or_path}: {sentence}", HeadWarning, stacklevel=2)
     return _as_far_as(record, target)
