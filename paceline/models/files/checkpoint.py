@@ -60,6 +60,11 @@ class StoredBlocks:
     rows: np.ndarray
     block_bytes: int
 
+    @property
+    def floats(self) -> bool:
+        """Whether its values are stored in 16 or 32 bits, each by itself."""
+        return self.storage in FLOATS
+
 
 def finite(values: np.ndarray, name: str, file: object) -> np.ndarray:
     """`values`, the tensor called `name` in `file`, after checking that they are finite.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import InvalidParameter
-from paceline.models.files.checkpoint import FLOATS, Checkpoint, KeepsBlocks, StoredBlocks
+from paceline.models.files.checkpoint import Checkpoint, KeepsBlocks, StoredBlocks
 from paceline.models.numba_executor.blocks.formats import FORMATS, NAMES, PANEL, BlockFormat
 from paceline.models.numba_executor.blocks.pack import pack, panel_bytes
 from paceline.models.numba_executor.blocks.product import Blocks, with_kernels
@@ -29,7 +29,7 @@ def stored_blocks(checkpoint: Checkpoint, name: str) -> StoredBlocks | None:
         InvalidParameter: blocks of a kind that has no kernel.
     """
     found = checkpoint.blocks(name) if isinstance(checkpoint, KeepsBlocks) else None
-    if found is None or found.storage in FLOATS:
+    if found is None or found.floats:
         return None
     if found.storage not in FORMATS:
         problem = f"gguf has no kernel for {found.storage}, as which {name} is stored"
