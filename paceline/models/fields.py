@@ -5,7 +5,7 @@ and not for heads, where unknown keys are errors (`heads/strict.py`).
 """
 
 import math
-from collections.abc import ItemsView, Mapping, Sequence
+from collections.abc import ItemsView, Mapping
 from typing import Any, TypeGuard
 
 from paceline.errors import UnsupportedModel
@@ -14,6 +14,7 @@ _MISSING: Any = object()
 LARGEST = 2**31 - 1
 """Largest size or token id: they are stored in 32 bits."""
 _REMEDY = "get the model's files from their source again"
+_OTHERWISE = f"use a model without it, or {_REMEDY}"
 
 
 class Fields:
@@ -22,11 +23,21 @@ class Fields:
     Args:
         values: the file's pairs.
         defaults: values of keys that the file lacks.
+        where: what errors begin with, e.g. the file's path; the keys of the objects that these pairs lie in follow it.
+        remedy: what errors advise; None for what helps with a model's files.
     """
 
-    def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        defaults: Mapping[str, Any] | None = None,
+        *,
+        where: object = "",
+        remedy: str | None = None,
+    ) -> None:
         self._values = {**(defaults or {}), **{name: value for name, value in values.items() if value is not None}}
         self._nulls = frozenset(name for name, value in values.items() if value is None)
+        self._where, self._remedy = where, remedy
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -44,14 +55,14 @@ class Fields:
         if name in self._values:
             return self._values[name]
         if default is _MISSING:
-            raise UnsupportedModel(f"{name}: missing from the model's configuration; {_REMEDY}")
+            raise self._error(name, "missing from the model's configuration", _REMEDY)
         return default
 
     def whole(self, name: str, default: Any = _MISSING, least: int = 1, most: int = LARGEST) -> int:
         """A whole number from `least` to `most`. Like the methods below, raises UnsupportedModel naming the field."""
         value = self.get(name, default)
         if not is_whole(value) or not least <= value <= most:
-            raise refuse(name, f"{shown(value)} is not a whole number from {least} to {most}")
+            raise self.refuse(name, f"{shown(value)} is not a whole number from {least} to {most}")
         return value
 
     def optional_whole(self, name: str, least: int = 0) -> int | None:
@@ -62,29 +73,32 @@ class Fields:
         """A finite number greater than `above`."""
         value = self.get(name, default)
         if not is_number(value) or not value > above:
-            raise refuse(name, f"{shown(value)} is not a finite number above {above:g}")
+            raise self.refuse(name, f"{shown(value)} is not a finite number above {above:g}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
         value = self.get(name, default)
         if not isinstance(value, bool):
-            raise refuse(name, f"{shown(value)} is neither true nor false")
+            raise self.refuse(name, f"{shown(value)} is neither true nor false")
         return value
 
     def text(self, name: str, default: str) -> str:
         """A string."""
         value = self.get(name, default)
         if not is_text(value):
-            raise refuse(name, f"{shown(value)} is not text")
+            raise self.refuse(name, f"{shown(value)} is not text")
         return value
 
     def list(self, name: str, kind: type | tuple[type, ...], most: int = LARGEST) -> list[Any]:
         """A list of values of type `kind` (a bool is not an int); empty where it is missing."""
         values = self.get(name, [])
         if not isinstance(values, (list, tuple)) or len(values) > most:
-            raise refuse(name, f"{shown(values)} is no list of at most {most} values")
-        check_items(name, values, kind)
+            raise self.refuse(name, f"{shown(values)} is no list of at most {most} values")
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if not set(map(type, values)) <= set(kinds):
+            other = next(value for value in values if type(value) not in kinds)
+            raise self.refuse(name, f"holds {shown(other)}, which is no {' or '.join(k.__name__ for k in kinds)}")
         return list(values)
 
     def numbers(self, name: str) -> tuple[float, ...]:
@@ -92,26 +106,36 @@ class Fields:
         values = self.list(name, (int, float))
         for value in values:
             if not is_number(value) or not value > 0:
-                raise refuse(name, f"holds {shown(value)}, which is not a finite number above 0")
+                raise self.refuse(name, f"holds {shown(value)}, which is not a finite number above 0")
         return tuple(float(value) for value in values)
 
     def inner(self, name: str) -> "Fields":
         """The object under `name`; empty where it is missing."""
         values = self.get(name, {})
         if not isinstance(values, Mapping):
-            raise refuse(name, f"{shown(values)} is no object")
-        return Fields(values)
+            raise self.refuse(name, f"{shown(values)} is no object")
+        return Fields(values, where=self._path(name), remedy=self._remedy)
 
     def expect(self, name: str, *expected: object) -> None:
         """Refuse a setting with any other value than `expected`; a missing setting is accepted."""
         value = self.get(name, expected[0])
         if not any(type(value) is type(one) and value == one for one in expected):
-            raise refuse(name, f"{shown(value)} is not implemented, only {' or '.join(map(repr, expected))}")
+            raise self.refuse(name, f"{shown(value)} is not implemented, only {' or '.join(map(repr, expected))}")
+
+    def refuse(self, name: str, problem: str) -> UnsupportedModel:
+        """The error for the key `name`."""
+        return self._error(name, problem, _OTHERWISE)
+
+    def _error(self, name: str, problem: str, remedy: str) -> UnsupportedModel:
+        return UnsupportedModel(f"{self._path(name)}: {problem}; {self._remedy or remedy}")
+
+    def _path(self, name: str) -> str:
+        return f"{self._where}: {name}" if self._where else name
 
 
 def refuse(field: str, problem: str) -> UnsupportedModel:
-    """The error for a field of a model's configuration."""
-    return UnsupportedModel(f"{field}: {problem}; use a model without it, or {_REMEDY}")
+    """The error for a field of a model's configuration whose file is not known."""
+    return UnsupportedModel(f"{field}: {problem}; {_OTHERWISE}")
 
 
 def shown(value: object) -> str:
@@ -130,19 +154,6 @@ def is_number(value: object) -> TypeGuard[int | float]:
 def is_text(value: object) -> TypeGuard[str]:
     """Whether `value` is a string without NUL that UTF-8 can encode; JSON can hold lone surrogates, which it cannot."""
     return isinstance(value, str) and "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
-
-
-def check_items(name: str, values: Sequence[Any], kind: type | tuple[type, ...]) -> None:
-    """Refuse a list with a value of another type than `kind`.
-
-    Raises:
-        UnsupportedModel: naming the list and the first such value.
-    """
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    if set(map(type, values)) <= set(kinds):
-        return
-    other = next(value for value in values if type(value) not in kinds)
-    raise refuse(name, f"holds {shown(other)}, which is no {' or '.join(k.__name__ for k in kinds)}")
 
 
 def is_whole(value: object) -> TypeGuard[int]:

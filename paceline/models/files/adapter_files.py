@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -172,16 +172,13 @@ def _read_folder(folder: Path) -> Adapter:
     found = Adapter(folder, (folder / CONFIG, path))
     for name, entry in read_headers([path], {}).items():
         _add(found.updates, name, entry, path)
-    try:
-        found.keeps_tie, needs_lengths = fields.flag("ensure_weight_tying", False), fields.flag("use_dora", False)
-        for name, update in found.updates.items():
-            rank = _rank(name, update, path)
-            if rank and update.magnitude is None and needs_lengths:
-                raise CorruptWeights(f"{path}: {shown(name)} has no lora_magnitude_vector; {_AGAIN}")
-            if rank:
-                update.scale = _scale(fields, name.removesuffix(".weight"), rank, path)
-    except UnsupportedModel as error:
-        raise UnsupportedModel(f"{folder / CONFIG}: {str(error).split(';')[0]}; {_AGAIN}") from None
+    found.keeps_tie, needs_lengths = fields.flag("ensure_weight_tying", False), fields.flag("use_dora", False)
+    for name, update in found.updates.items():
+        rank = _rank(name, update, path)
+        if rank and update.magnitude is None and needs_lengths:
+            raise CorruptWeights(f"{path}: {shown(name)} has no lora_magnitude_vector; {_AGAIN}")
+        if rank:
+            update.scale = _scale(fields, name.removesuffix(".weight"), rank, path)
     return found
 
 
@@ -190,7 +187,7 @@ def _config(folder: Path) -> Fields:
     if not (folder / CONFIG).is_file():
         remedy = "give a folder that PEFT's save_pretrained wrote, or a GGUF file"
         raise ModelNotFound(f"{folder}: has no {CONFIG}, so it is no adapter; {remedy}")
-    return Fields(read_json(folder / CONFIG, _AGAIN))
+    return Fields(read_json(folder / CONFIG, _AGAIN), where=folder / CONFIG, remedy=_AGAIN)
 
 
 def _check_settings(fields: Fields, folder: Path) -> None:
@@ -273,26 +270,25 @@ def _scale(fields: Fields, module: str, rank: int, path: Path) -> float:
     Raises:
         CorruptWeights: by its settings, whose rank PEFT divides by, it has another one.
     """
-    own = _of_module(fields, "rank_pattern", module)
-    said = fields.whole("r", rank) if own is None else Fields({"rank_pattern": own}).whole("rank_pattern")
+    where, key = _of_module(fields, "r", "rank_pattern", module)
+    said = where.whole(key, rank)
     if said != rank:
         raise CorruptWeights(f"{path}: {shown(module)} has rank {rank}, the settings say {said}; {_AGAIN}")
-    own = _of_module(fields, "alpha_pattern", module)
-    alpha = fields.number("lora_alpha", 8.0) if own is None else Fields({"alpha_pattern": own}).number("alpha_pattern")
-    return alpha / (rank**0.5 if fields.flag("use_rslora", False) else rank)
+    where, key = _of_module(fields, "lora_alpha", "alpha_pattern", module)
+    return where.number(key, 8.0) / (rank**0.5 if fields.flag("use_rslora", False) else rank)
 
 
-def _of_module(fields: Fields, name: str, module: str) -> Any:
-    """What the mapping `name` of patterns has for a module; None where it has nothing."""
-    found = (value for pattern, value in fields.inner(name).items() if _matches(name, pattern, module))
-    return next(found, None)
+def _of_module(fields: Fields, name: str, patterns: str, module: str) -> tuple[Fields, str]:
+    """The setting `name` for a module: the fields and the key under which it is, of `patterns` the first that fits."""
+    own = fields.inner(patterns)
+    return next(((own, key) for key, _ in own.items() if _matches(own, key, module)), (fields, name))
 
 
-def _matches(name: str, pattern: str, module: str) -> bool:
-    """Whether a key of the setting `name` means a module, as PEFT reads it: an expression for how its name ends."""
+def _matches(patterns: Fields, pattern: str, module: str) -> bool:
+    """Whether a pattern means a module, as PEFT reads it: an expression for how its name ends."""
     try:
         if _REPEATS_TWICE.search(pattern):  # could take forever
             raise re.error("repeats what is repeated")
         return re.fullmatch(rf"(?:.*\.)?(?:{pattern})", module) is not None
     except re.error as error:
-        raise UnsupportedModel(f"{name}: {shown(pattern)} cannot be used ({error})") from None
+        raise patterns.refuse(shown(pattern), f"cannot be used ({error})") from None
