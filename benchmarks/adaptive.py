@@ -26,9 +26,9 @@ from rich.progress import Progress
 from window import Window, decode_windows, same_as_far_as_both_go
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.build import build_engine
-from paceline.engine.engine import Engine
-from paceline.engine.load import load
+from paceline.engine.loop.engine import Engine
+from paceline.engine.setup.build import build_engine
+from paceline.engine.setup.load import load
 from paceline.models.loaded import LoadedModel
 from paceline.theory.curves import Chart, Series
 from paceline.theory.plots import draw

@@ -23,8 +23,8 @@ import numpy as np
 from common import console, finish
 
 from paceline.config import EngineConfig
-from paceline.engine import build
 from paceline.engine.llm import LLM
+from paceline.engine.setup import build
 from paceline.evaluation.audit.run import AuditPlan, audit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -22,9 +22,9 @@ from common import console, finish, median, show
 from mixture import RandomCheckpoint
 
 from paceline.config import EngineConfig
-from paceline.engine.build import build_engine
-from paceline.engine.engine import Engine
-from paceline.engine.step import StepOutput
+from paceline.engine.loop.engine import Engine
+from paceline.engine.loop.step import StepOutput
+from paceline.engine.setup.build import build_engine
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.experts import Experts
 from paceline.models.base import pages_for

@@ -35,7 +35,7 @@ from draft_recordings import Answer, Recording, read_recording, record
 from replayed_engine import Costs, PassTable, Replay, VirtualClock
 
 from paceline import SamplingParams
-from paceline.engine.engine import Engine
+from paceline.engine.loop.engine import Engine
 from paceline.models.cache_dir import cache_dir
 from paceline.types import RequestOutput
 

@@ -24,9 +24,9 @@ from common import console, finish, median, prompt_ids, read_prompts, show
 
 from paceline import LLM, SamplingParams
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.build import build_engine
-from paceline.engine.engine import Engine
-from paceline.engine.load import load
+from paceline.engine.loop.engine import Engine
+from paceline.engine.setup.build import build_engine
+from paceline.engine.setup.load import load
 from paceline.models.loaded import LoadedModel
 
 CHATS = (

@@ -21,8 +21,8 @@ from rich.progress import Progress
 from window import decode_window, same_as_far_as_both_go
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.build import build_engine
-from paceline.engine.engine import Engine
+from paceline.engine.loop.engine import Engine
+from paceline.engine.setup.build import build_engine
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.experts import Experts
 from paceline.models.architecture.tensor_names import tensor_shapes

@@ -11,8 +11,8 @@ from rich.progress import Progress
 
 from paceline import SamplingParams
 from paceline.config import EngineConfig
-from paceline.engine.build import build_engine
-from paceline.engine.engine import Engine
+from paceline.engine.loop.engine import Engine
+from paceline.engine.setup.build import build_engine
 from paceline.models.loaded import LoadedModel
 from paceline.placement.arrivals import poisson_times
 from paceline.placement.serving_simulator import ServingModel, TokenRequest, simulate_serving

@@ -12,8 +12,8 @@ import numpy as np
 from draft_recordings import Answer, Recording
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine import build
-from paceline.engine.engine import Engine
+from paceline.engine.loop.engine import Engine
+from paceline.engine.setup import build
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import PAGE_SIZE, ForwardOutput, Rows, slot_of
 from paceline.models.loaded import LoadedModel

@@ -9,7 +9,7 @@ from common import median
 
 from paceline import SamplingParams
 from paceline.config import EngineConfig
-from paceline.engine.build import build_engine
+from paceline.engine.setup.build import build_engine
 from paceline.models.base import PAGE_SIZE, CausalLM, KVCache
 from paceline.models.loaded import LoadedModel
 from paceline.models.rows import Part, build_rows

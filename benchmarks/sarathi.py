@@ -25,7 +25,7 @@ import riding
 from common import console, finish, show
 
 from paceline.config import EngineConfig
-from paceline.engine.load import load
+from paceline.engine.setup.load import load
 from paceline.evaluation.tune import TunePlan, measure
 from paceline.models.loaded import LoadedModel
 from paceline.placement.pipeline_bubbles import measured_stage

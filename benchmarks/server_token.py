@@ -23,7 +23,7 @@ from common import finish, show
 from served import NAME, ask_all, elsewhere, served
 
 from paceline import LLM, SamplingParams
-from paceline.engine.step import StepOutput
+from paceline.engine.loop.step import StepOutput
 from paceline.types import CompletionOutput, RequestMetrics, RequestOutput, RequestStats, TokenOutput
 
 _NO_STATS = RequestStats(0, 0, 0, 0, 0, (), 0.0, 0.0, 0.0, 0.0)

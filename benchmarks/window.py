@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.engine.engine import Engine
+from paceline.engine.loop.engine import Engine
 from paceline.types import SamplingParams
 
 

@@ -110,7 +110,7 @@ class Bench:
         """An engine around `model` that drafts up to `num_drafts` tokens of the recorded `answers` each step, or by
         `drafter`, or by `method`."""
         from paceline.config import EngineConfig, SpeculativeConfig
-        from paceline.engine.build import build_engine
+        from paceline.engine.setup.build import build_engine
         from paceline.models.loaded import LoadedModel
         from paceline.models.resolve import ModelSource
 

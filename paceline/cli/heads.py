@@ -226,7 +226,7 @@ def verify(
     """
     from paceline.config import EngineConfig
     from paceline.disk import writing
-    from paceline.engine.load import load
+    from paceline.engine.setup.load import load
     from paceline.models.heads.build import make_net
     from paceline.models.heads.files import store_in_card
     from paceline.models.heads.registry import head_path
@@ -286,7 +286,7 @@ def _source(model: str) -> "ModelSource":
 
 def _with_one_norm(record: "HeadRecord", model: str | None) -> "HeadRecord":
     from paceline.config import EngineConfig
-    from paceline.engine.load import load
+    from paceline.engine.setup.load import load
     from paceline.models.heads.one_norm import with_one_norm
     from paceline.models.heads.self_check import own_opening
 

@@ -39,7 +39,7 @@ def layers(
         paceline layers --max-tokens 512 chapter1.txt chapter2.txt --json
     """
     from paceline.config import EngineConfig
-    from paceline.engine.load import load
+    from paceline.engine.setup.load import load
     from paceline.evaluation.layer_search import best_choice, search_skipped_layers
 
     if max_tokens < 2:

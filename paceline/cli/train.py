@@ -64,8 +64,8 @@ classifier=disco.json --compare "def fibonacci(n):"
     check_torch("train disco")
     from paceline.config import EngineConfig, SpeculativeConfig
     from paceline.disk import check_file, writing
-    from paceline.engine.build import build_engine
-    from paceline.engine.load import load
+    from paceline.engine.setup.build import build_engine
+    from paceline.engine.setup.load import load
     from paceline.speculation import BatchStats
     from paceline.speculation.best_draft import step_seconds
     from paceline.training.disco import train

@@ -44,7 +44,7 @@ def tree(
         paceline tree --draft-model smollm2-135m --draft-dtype int8 --max-tokens 64 "Once upon a time"
     """
     from paceline.config import EngineConfig
-    from paceline.engine.load import load
+    from paceline.engine.setup.load import load
     from paceline.evaluation.tree_search import measure
 
     if not draft_model:

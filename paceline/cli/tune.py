@@ -53,7 +53,7 @@ def tune(
         paceline tune --rows 1 --rows 8 --rows 64 --measure-context 128 --output profile.json --json
     """
     from paceline.config import EngineConfig
-    from paceline.engine.profiles import profile_path
+    from paceline.engine.setup.profiles import profile_path
     from paceline.evaluation.tune import CONTEXTS, ROWS, TunePlan
     from paceline.models.resolve import resolve_model
 
@@ -135,7 +135,7 @@ def _batches(profile: Profile) -> str:
 
 def _profile_of(model: str, config, plan, target_ms: float | None = None):
     """The loaded model and its profile, measured under progress bars; a target that no pass meets is refused."""
-    from paceline.engine.load import load
+    from paceline.engine.setup.load import load
     from paceline.evaluation.tune import fastest_pass, profile_model
 
     with o.progress_bars() as progress:

@@ -1,8 +1,8 @@
 """`AsyncLLM`: many concurrent clients on one engine, each with its own output stream. HTTP servers use it.
 
-The engine runs on its own thread (`lane.py`); everything here runs on the event loop. A pipeline of several stages gets
-one engine per stage, all on the same weights, so that as many steps are in flight as there are stages (Yu et al. 2022,
-ORCA, section 4.2). Not the place for protocols or prompt templates.
+The engine runs on its own thread (`threads/lane.py`); everything here runs on the event loop. A pipeline of several
+stages gets one engine per stage, all on the same weights, so that as many steps are in flight as there are stages (Yu
+et al. 2022, ORCA, section 4.2). Not the place for protocols or prompt templates.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from statistics import harmonic_mean
 from typing import Any, TypeVar
 
 from paceline.config import SpeculativeConfig
-from paceline.engine.engine import Engine
-from paceline.engine.lane import Client, Lane
 from paceline.engine.llm import LLM
+from paceline.engine.loop.engine import Engine
+from paceline.engine.loop.step import StepOutput
 from paceline.engine.metrics import EngineMetrics, Occupancy
 from paceline.engine.prometheus import prometheus_text
-from paceline.engine.prompts import Prompt, plain_prompt
-from paceline.engine.step import StepOutput
-from paceline.engine.turns import Turns
+from paceline.engine.text.prompts import Prompt, plain_prompt
+from paceline.engine.threads.lane import Client, Lane
+from paceline.engine.threads.turns import Turns
 from paceline.errors import EngineDead
 from paceline.models.base import RunsInParts
 from paceline.models.loaded import LoadedModel

@@ -9,16 +9,16 @@ from typing import Any
 
 from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
 from paceline.drafters.auto import AUTO, resolve_drafter
-from paceline.engine.build import build_engine
-from paceline.engine.calls import Calls, Inbox, TokenStream
-from paceline.engine.engine import Engine
-from paceline.engine.first_start import start_compiler
-from paceline.engine.load import load
-from paceline.engine.memory import cache_capacity
-from paceline.engine.pass_costs import pass_costs, step_seconds
-from paceline.engine.profiles import dtype_of
+from paceline.engine.loop.engine import Engine
+from paceline.engine.loop.memory import cache_capacity
 from paceline.engine.progress import watched
-from paceline.engine.prompts import Message, Prompt, Prompts, as_list, named, per_prompt, text_of, variables_of
+from paceline.engine.setup.build import build_engine
+from paceline.engine.setup.first_start import start_compiler
+from paceline.engine.setup.load import load
+from paceline.engine.setup.pass_costs import pass_costs, step_seconds
+from paceline.engine.setup.profiles import dtype_of
+from paceline.engine.text.prompts import Message, Prompt, Prompts, as_list, named, per_prompt, text_of, variables_of
+from paceline.engine.threads.calls import Calls, Inbox, TokenStream
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, RunsInParts
 from paceline.models.loaded import LoadedModel

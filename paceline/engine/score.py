@@ -2,7 +2,7 @@
 
 A text is processed in chunks, so that only a few rows of logits are held at once. Rows do not depend on the chunk size,
 bit for bit, so these are the numbers that the engine itself used. For acceptance by replay, tests of the law, and
-ranks. Not for generating (`engine.py`), nor for interpreting the numbers (`evaluation/`).
+ranks. Not for generating (`loop/`), nor for interpreting the numbers (`evaluation/`).
 """
 
 from collections.abc import Iterator, Sequence

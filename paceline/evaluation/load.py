@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from paceline.engine.engine import Engine
+from paceline.engine.loop.engine import Engine
 from paceline.types import CompletionOutput, RequestOutput, SamplingParams
 
 

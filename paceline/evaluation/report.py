@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.engine.llm import LLM
-from paceline.engine.prompts import Prompt
+from paceline.engine.text.prompts import Prompt
 from paceline.speculation.prices import PassSeconds
 from paceline.theory.round import PlainPrices, Round, round_seconds
 from paceline.types import RequestOutput, RequestStats, SamplingParams, TokenOutput

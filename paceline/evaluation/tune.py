@@ -8,10 +8,10 @@ from statistics import median
 import numpy as np
 
 from paceline.config import EngineConfig
-from paceline.engine.build import build_engine
-from paceline.engine.memory import bytes_for
-from paceline.engine.profiles import dtype_of, executor_name, machine, num_threads
-from paceline.engine.target_pass import plain_pass
+from paceline.engine.loop.memory import bytes_for
+from paceline.engine.loop.target_pass import plain_pass
+from paceline.engine.setup.build import build_engine
+from paceline.engine.setup.profiles import dtype_of, executor_name, machine, num_threads
 from paceline.errors import InvalidParameter
 from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, Rows, pages_for
 from paceline.models.loaded import LoadedModel

@@ -1,6 +1,6 @@
 """`Profile`: measured costs of a model's passes with their provenance, as a versioned JSON file.
 
-Not for measuring (`evaluation/tune.py`), nor for where profiles are kept (`engine/profiles.py`).
+Not for measuring (`evaluation/tune.py`), nor for where profiles are kept (`engine/setup/profiles.py`).
 """
 
 import json

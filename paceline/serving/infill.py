@@ -1,7 +1,7 @@
 """llama.cpp's ``/infill``: a completion of code between two texts, as its plugins for editors ask for it.
 
 Names and defaults are llama.cpp's. A request becomes a completion (`protocol.py`); what it answers is told in
-llama.cpp's form. Prompts of code models are `models/text/infill.py`'s, the ends of lines `engine/line_reader.py`'s.
+llama.cpp's form. Prompts of code models are `models/text/infill.py`'s, ends of lines `engine/text/line_reader.py`'s.
 """
 
 import time
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from paceline.engine.prompts import Gap
+from paceline.engine.text.prompts import Gap
 from paceline.errors import InvalidParameter
 from paceline.limits import NO_LIMIT
 from paceline.serving.fields import Amount, Bias, StreamOptions, Whole, same_value, without_nulls

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from paceline.engine.prompts import Gap
+from paceline.engine.text.prompts import Gap
 from paceline.limits import NO_LIMIT
 from paceline.models.text.thought_tags import THINK
 from paceline.types import RequestStats, SamplingParams, TokenProvenance

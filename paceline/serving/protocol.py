@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from paceline.engine.prompts import Gap
+from paceline.engine.text.prompts import Gap
 from paceline.errors import InvalidParameter
 from paceline.limits import NO_LIMIT
 from paceline.models.text.messages import check_continued, check_variables

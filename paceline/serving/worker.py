@@ -9,10 +9,10 @@ from typing import Any
 from paceline.config import SpeculativeConfig
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.llm import LLM
-from paceline.engine.prompts import Prompt
-from paceline.engine.step import StepOutput, VerifiedDraft
-from paceline.engine.turns import Turns
-from paceline.engine.warm_up import warm_up
+from paceline.engine.loop.step import StepOutput, VerifiedDraft
+from paceline.engine.setup.warm_up import warm_up
+from paceline.engine.text.prompts import Prompt
+from paceline.engine.threads.turns import Turns
 from paceline.errors import EngineDead, InvalidParameter
 from paceline.models.text.thought_tags import THINK
 from paceline.models.text.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ import torch
 
 from paceline.config import EngineConfig
 from paceline.disk import writing
-from paceline.engine.load import load
+from paceline.engine.setup.load import load
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import checked_layers

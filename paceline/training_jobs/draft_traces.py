@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from paceline.drafters.base import DraftContext, Drafter, read_along
-from paceline.engine.engine import Engine
+from paceline.engine.loop.engine import Engine
 from paceline.errors import InvalidParameter
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from paceline.config import EngineConfig
-from paceline.engine.load import load
+from paceline.engine.setup.load import load
 from paceline.errors import InvalidParameter
 from paceline.models.heads.build import make_net
 from paceline.models.heads.files import save_head

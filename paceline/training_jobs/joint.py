@@ -13,7 +13,7 @@ import torch
 
 from paceline.config import EngineConfig
 from paceline.disk import writing
-from paceline.engine.load import load
+from paceline.engine.setup.load import load
 from paceline.errors import InvalidParameter
 from paceline.models.files.save_folder import config_values, save_model
 from paceline.models.heads.files import save_head

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from paceline.engine.own_text import is_drawn, is_greedy
+from paceline.engine.text.own_text import is_drawn, is_greedy
 from paceline.models.base import CausalLM, pages_for
 from paceline.models.files.bfloat16 import to_bfloat16
 from paceline.models.rows import Part, build_rows

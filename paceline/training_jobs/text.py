@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.config import EngineConfig
 from paceline.disk import check_folder, writing
-from paceline.engine.build import build_engine
+from paceline.engine.setup.build import build_engine
 from paceline.errors import CorruptWeights, InvalidParameter
 from paceline.models.base import NORMED
 from paceline.models.heads.fingerprint import weights_digest

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.engine.engine import Engine
+from paceline.engine.loop.engine import Engine
 from paceline.errors import InvalidParameter
 from paceline.models.text.tokenizer import Tokenizer
 from paceline.training.heads.conversations import Conversation, is_contaminated

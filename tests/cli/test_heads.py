@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
-from paceline.engine import load
+from paceline.engine.setup import load
 from paceline.errors import InvalidParameter
 from paceline.models.heads import build as net_build
 from paceline.models.heads import registry, self_check

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from paceline.cli.layers import _advice
 from paceline.cli.main import app
-from paceline.engine import load
+from paceline.engine.setup import load
 from paceline.errors import InvalidParameter
 from paceline.evaluation.layer_search import LayerChoice
 from paceline.models.loaded import LoadedModel

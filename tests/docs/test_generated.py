@@ -49,14 +49,15 @@ def test_imports_are_those_of_the_source(subpackages):
 def test_siblings_and_contracts_are_read_from_pyproject(tmp_path):
     (tmp_path / "pyproject.toml").write_text(
         '[[tool.importlinter.contracts]]\nname = "x"\ntype = "layers"\nlayers = ["p.a", "p.b | p.c"]\n'
+        '[[tool.importlinter.contracts]]\nname = "Within"\ntype = "layers"\nlayers = ["p.a.d", "p.a.e | p.a.f"]\n'
         '[[tool.importlinter.contracts]]\nname = "One place"\ntype = "forbidden"\n'
         'source_modules = ["paceline.a", "paceline.b.c", "paceline.b.d"]\nforbidden_modules = ["ray"]\n'
         'ignore_imports = ["paceline.b.e -> ray"]\n'
     )
     assert house.layers(tmp_path) == [["a"], ["b", "c"]]
     assert (
-        house.contract_list(tmp_path)
-        == "- **One place.** `a`, `b` (2 modules of it) may not import `ray`, except in `b.e`.\n"
+        house.contract_list(tmp_path) == "- **Within.** From high to low: `d`, `e` beside `f`.\n"
+        "- **One place.** `a`, `b` (2 modules of it) may not import `ray`, except in `b.e`.\n"
     )
 
 

@@ -10,7 +10,7 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.base import DraftContext
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.trees.options import CHAIN, tree_shape
-from paceline.engine.build import build_engine
+from paceline.engine.setup.build import build_engine
 from paceline.errors import DrafterWarning
 from paceline.models.base import PAGE_SIZE, ForwardOutput
 from paceline.models.loaded import LoadedModel
@@ -128,7 +128,7 @@ def test_a_wider_draft_model_is_switched_off_for_no_request(monkeypatch):
         LoadedModel(ModelSource("random", checkpoint, ByteTokenizer()), torch_model.TorchModel(checkpoint))  # type: ignore
         for checkpoint in (RandomCheckpoint(small_config()), RandomCheckpoint(small_config(vocab_size=140), seed=3))
     )
-    monkeypatch.setattr("paceline.engine.build.load", lambda *_: draft)
+    monkeypatch.setattr("paceline.engine.setup.build.load", lambda *_: draft)
     spec = SpeculativeConfig("draft_model", model="wide", policy="fixed", num_draft_tokens=3)
     engine = build_engine(target, EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none"), spec)
     for number in range(12):

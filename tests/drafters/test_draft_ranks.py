@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from paceline.config import EngineConfig, SpeculativeConfig  # noqa: E402
 from paceline.drafters.draft_model import DraftModel  # noqa: E402
 from paceline.drafters.draft_ranks import plans_of, ranks_of_draft  # noqa: E402
-from paceline.engine import build, load  # noqa: E402
+from paceline.engine.setup import build, load  # noqa: E402
 from paceline.errors import InvalidParameter  # noqa: E402
 from paceline.models.base import RunsOnRanks  # noqa: E402
 from paceline.models.loaded import LoadedModel  # noqa: E402

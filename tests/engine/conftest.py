@@ -5,8 +5,8 @@ import time
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine import build
-from paceline.engine.build import build_engine
+from paceline.engine.setup import build
+from paceline.engine.setup.build import build_engine
 from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.executor import NumbaModel

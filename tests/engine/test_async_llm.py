@@ -6,12 +6,12 @@ import threading
 import pytest
 
 from paceline.config import EngineConfig
-from paceline.engine import lane
 from paceline.engine.async_llm import AsyncLLM
-from paceline.engine.engine_thread import EngineThread
 from paceline.engine.llm import LLM
-from paceline.engine.prompts import Prompts
-from paceline.engine.step import StepOutput
+from paceline.engine.loop.step import StepOutput
+from paceline.engine.text.prompts import Prompts
+from paceline.engine.threads import lane
+from paceline.engine.threads.engine_thread import EngineThread
 from paceline.errors import EngineDead, InvalidParameter
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, load_random

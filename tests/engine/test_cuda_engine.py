@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("torch")
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.build import build_engine
-from paceline.engine.load import load_executor
+from paceline.engine.setup.build import build_engine
+from paceline.engine.setup.load import load_executor
 from paceline.errors import InvalidParameter
 from paceline.models.base import DrawsLaws
 from paceline.models.cuda_executor import CudaModel, parallel
@@ -57,7 +57,7 @@ def test_greedy_and_seeded_text_is_the_torch_executors(models, speculative):
 
 
 def test_p_over_q_by_name_is_judged_with_the_same_coins(models, monkeypatch):
-    monkeypatch.setattr("paceline.engine.engine.fresh_seed", lambda: 0)  # else each engine has coins of its own
+    monkeypatch.setattr("paceline.engine.loop.engine.fresh_seed", lambda: 0)  # else each engine has coins of its own
     speculative = {"method": "ngram", "policy": "fixed", "num_draft_tokens": 4, "rule": "p/q"}
     (ours, _), (theirs, _) = (answers(loaded, speculative, MIXED) for loaded in models.values())
     assert ours == theirs

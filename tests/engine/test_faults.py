@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.engine import build, verifying
-from paceline.engine.guarded_policy import GuardedPolicy
+from paceline.engine.loop import verifying
+from paceline.engine.loop.guarded_policy import GuardedPolicy
+from paceline.engine.setup import build
 from paceline.errors import DrafterWarning, EngineDead, InvalidParameter, PolicyWarning
 from paceline.sampling import TokenTree, Warper
 from paceline.speculation import DrafterTraits, LengthPolicy
@@ -253,7 +254,7 @@ def test_an_error_in_a_law_ends_its_request_alone(engine_for, plain_answers, mon
 
 @pytest.mark.parametrize("stop", [(), ("never said",)])
 def test_an_error_in_a_text_ends_its_request_alone(engine_for, plain_answers, monkeypatch, stop):
-    from paceline.engine.text import TextStream
+    from paceline.engine.text.stream import TextStream
 
     params = [SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, stop=stop if n == VICTIM else ())
               for n in range(4)]  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.build import build_engine
+from paceline.engine.setup.build import build_engine
 from paceline.models.base import PAGE_SIZE
 from paceline.models.cuda_executor import CudaModel, foreseen, passes
 from paceline.models.cuda_executor.begun import BegunPass

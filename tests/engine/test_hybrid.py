@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from paceline.drafters.base import BaseDrafter
-from paceline.engine import build
+from paceline.engine.setup import build
 from paceline.errors import InvalidParameter
 from paceline.models.architecture.size import num_parameters
 from paceline.sampling import TokenTree

@@ -7,7 +7,7 @@ import pytest
 from paceline.config import EngineConfig
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.llm import LLM
-from paceline.engine.turns import Turns
+from paceline.engine.threads.turns import Turns
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
 from tests.engine.test_parallel_engine import loaded

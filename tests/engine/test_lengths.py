@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.config import SpeculativeConfig
-from paceline.engine import load
+from paceline.engine.setup import load
 from paceline.errors import InvalidParameter
 from paceline.speculation import DrafterTraits, FixedPrices, make_policy
 from paceline.speculation.policies import Cascade, Classifier, Fixed, Goodput, Heuristic

@@ -14,8 +14,8 @@ import pytest
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters import auto
 from paceline.drafters.auto import resolve_drafter
-from paceline.engine.build import build_engine
 from paceline.engine.llm import LLM
+from paceline.engine.setup.build import build_engine
 from paceline.errors import EngineDead, InvalidParameter
 from paceline.models.turnstile import Turnstile
 from paceline.types import SamplingParams

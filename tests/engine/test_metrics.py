@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engine.live import LiveSample
+from paceline.engine.loop.live import LiveSample
 from paceline.engine.metrics import SECONDS, Histogram
 from paceline.engine.prometheus import MEANINGS, prometheus_text
 from paceline.types import SamplingParams

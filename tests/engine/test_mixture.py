@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.build import build_engine
+from paceline.engine.setup.build import build_engine
 from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.executor import NumbaModel

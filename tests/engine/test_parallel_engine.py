@@ -7,8 +7,8 @@ import pytest
 from paceline import LLM
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine import llm as llm_module
-from paceline.engine.build import build_engine
-from paceline.engine.load import load_executor
+from paceline.engine.setup.build import build_engine
+from paceline.engine.setup.load import load_executor
 from paceline.errors import EngineDead, InvalidParameter
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource

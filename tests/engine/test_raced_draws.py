@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.engine import verifying
+from paceline.engine.loop import verifying
 from paceline.models.base import RacesRows
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.types import SamplingParams

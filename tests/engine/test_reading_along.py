@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 from paceline.drafters.base import BaseDrafter
-from paceline.engine.guarded_policy import GuardedPolicy
+from paceline.engine.loop.guarded_policy import GuardedPolicy
 from paceline.errors import DrafterWarning, PolicyWarning
 from paceline.evaluation.advise.rehearsal import Observer
 from paceline.evaluation.audit.recorder import Recorder

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine import build, memory, pass_costs
 from paceline.engine.llm import LLM
-from paceline.engine.load import load_executor
+from paceline.engine.loop import memory
+from paceline.engine.setup import build, pass_costs
+from paceline.engine.setup.load import load_executor
 from paceline.errors import DrafterWarning, InvalidParameter, UnsupportedModel
 from paceline.evaluation import tune
 from paceline.evaluation.advise.candidates import Wanted, check_replayable

@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("torch")
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine import engine as engine_module
-from paceline.engine.build import build_engine
-from paceline.engine.step_timer import StepTimer
+from paceline.engine.loop import engine as engine_module
+from paceline.engine.loop.step_timer import StepTimer
+from paceline.engine.setup.build import build_engine
 from paceline.errors import EngineDead
 from paceline.models.cuda_executor import CudaModel
 from paceline.models.loaded import LoadedModel

@@ -6,7 +6,7 @@ Not on drafts, on who else is served, on pages found in the cache, on chunks, or
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.build import build_engine
+from paceline.engine.setup.build import build_engine
 from paceline.models.base import PAGE_SIZE
 from paceline.models.files.gguf_file import GGUFCheckpoint
 from paceline.models.loaded import LoadedModel

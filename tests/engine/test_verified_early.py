@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from paceline.config import SpeculativeConfig  # noqa: E402
 from paceline.drafters.heads.head import HeadDrafter, make_runner  # noqa: E402
 from paceline.drafters.heads.hidden_states import HiddenStates  # noqa: E402
-from paceline.engine.build import build_engine  # noqa: E402
+from paceline.engine.setup.build import build_engine  # noqa: E402
 from paceline.models.chains import Draws  # noqa: E402
 from paceline.models.cuda_executor import CudaModel, verdicts  # noqa: E402
 from paceline.models.cuda_executor.foreseen import Foreseen  # noqa: E402

@@ -7,7 +7,7 @@ import pytest
 
 from paceline import LLM
 from paceline.config import EngineConfig
-from paceline.engine.build import build_engine
+from paceline.engine.setup.build import build_engine
 from paceline.evaluation.load import differences, make_load, run_alone, run_together
 from paceline.models.base import PAGE_SIZE
 from paceline.speculation import DrafterTraits

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.config import EngineConfig
-from paceline.engine import load, profiles
-from paceline.engine.profiles import cached_profile, code_digest, find_profile, profile_path
+from paceline.engine.setup import load, profiles
+from paceline.engine.setup.profiles import cached_profile, code_digest, find_profile, profile_path
 from paceline.errors import InvalidParameter
 from paceline.evaluation.tune import TunePlan, measure, profile_model
 from paceline.scheduling.profile import Profile
@@ -129,7 +129,7 @@ def test_a_profile_of_older_code_is_not_taken(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     before = profile_path(tiny, "float32")
     assert profile_path(tiny, "float32") == before
-    monkeypatch.setattr("paceline.engine.profiles.code_digest", lambda folder: "other")
+    monkeypatch.setattr("paceline.engine.setup.profiles.code_digest", lambda folder: "other")
     assert profile_path(tiny, "float32") != before
     (tmp_path / "a.py").write_text("one")
     digest = code_digest.__wrapped__(tmp_path)

@@ -234,7 +234,7 @@ def test_a_copy_in_another_process_has_the_adapter_and_caches_know_it(adapted):
         ({"lora_alpha": "much"}, "lora_alpha"),
         ({"alpha_pattern": {"(": 2}}, r"adapter_config\.json: alpha_pattern.*save the adapter again"),
         ({"alpha_pattern": {"([a-z]+)+!": 2}}, "repeats what is repeated"),
-        ({"alpha_pattern": {"q_proj": "3"}}, "alpha_pattern: '3'"),
+        ({"alpha_pattern": {"q_proj": "3"}}, "alpha_pattern: q_proj: '3'"),
     ],
 )
 def test_adapters_that_compute_something_else_are_refused(settings, words, adapted):

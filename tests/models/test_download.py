@@ -168,8 +168,8 @@ def test_a_disk_without_room_is_refused_before_pip_is_asked(index, monkeypatch):
 
 @pytest.mark.parametrize("trouble", ["full", "read-only"])
 def test_nothing_is_compiled_for_a_model_that_cannot_be_stored(index, monkeypatch, trouble):
-    from paceline.engine import ahead
     from paceline.engine.llm import LLM
+    from paceline.engine.setup import ahead
     from paceline.models.numba_executor import ahead as pass_ahead
 
     compiled = []

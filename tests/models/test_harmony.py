@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.engine.text import TextStream
+from paceline.engine.text.stream import TextStream
 from paceline.models.text.call_formats import HERMES
 from paceline.models.text.harmony import decoder_of
 from paceline.models.text.thought_tags import THINK

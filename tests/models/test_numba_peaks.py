@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.engine.target_pass import PassOutput
+from paceline.engine.loop.target_pass import PassOutput
 from paceline.models.base import ForwardOutput
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.numba_executor.kernel import entry, kernel

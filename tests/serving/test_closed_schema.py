@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from paceline.engine.grammar import Grammars
+from paceline.engine.text.grammar import Grammars
 from paceline.serving.call_schema import calls_schema
 from paceline.serving.closed_schema import closed
 from paceline.serving.dialects import tool_of

@@ -224,7 +224,7 @@ def test_a_block_alone_stands_for_a_list_of_one(ask):
 @pytest.mark.parametrize(("path", "body"), [("/v1/messages", MESSAGES), ("/v1/responses", RESPONSES)])
 def test_a_request_that_fails_is_the_servers_trouble(ask, monkeypatch, path, body):
     """Clients try again after a status of 500, and not after 400."""
-    monkeypatch.setattr("paceline.engine.engine.result_of", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("paceline.engine.loop.engine.result_of", lambda *_, **__: 1 / 0)
     [answer] = ask(path, body)
     assert answer.status_code == 500
     assert answer.json()["error"] | {"message": ""} == {

@@ -10,7 +10,7 @@ import pytest
 from paceline.config import EngineConfig
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.llm import LLM
-from paceline.engine.prompts import Gap
+from paceline.engine.text.prompts import Gap
 from paceline.errors import InvalidParameter
 from paceline.models.loaded import LoadedModel
 from paceline.serving.app import build_app

@@ -50,7 +50,7 @@ def run(*arguments):
 
 
 def test_a_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypatch):
-    from paceline.engine.build import build_engine
+    from paceline.engine.setup.build import build_engine
     from paceline.models.loaded import LoadedModel
     from paceline.models.torch_executor import TorchModel
 
@@ -70,7 +70,7 @@ def test_a_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypatch):
     source = resolve_model(str(folder))
     assert source.checkpoint.config.num_hidden_layers == 2 and source.tokenizer.same_vocabulary(TOKENIZER)
     draft = LoadedModel(source, TorchModel(source.checkpoint))
-    monkeypatch.setattr("paceline.engine.build.load", lambda *_: draft)
+    monkeypatch.setattr("paceline.engine.setup.build.load", lambda *_: draft)
     config = EngineConfig(max_model_len=64, profile="none")
     texts = []
     for spec in (None, SpeculativeConfig("draft_model", 3, str(folder), policy="fixed")):
@@ -144,7 +144,7 @@ def test_a_draft_goes_on_with_served_texts(loaded, tmp_path):
 
 
 def test_a_sparse_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypatch):
-    from paceline.engine.build import build_engine
+    from paceline.engine.setup.build import build_engine
     from paceline.models.loaded import LoadedModel
     from paceline.models.torch_executor import TorchModel
 
@@ -156,7 +156,7 @@ def test_a_sparse_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypa
     monkeypatch.undo()
     source = resolve_model(str(folder))
     draft = LoadedModel(source, TorchModel(source.checkpoint))
-    monkeypatch.setattr("paceline.engine.build.load", lambda *_: draft)
+    monkeypatch.setattr("paceline.engine.setup.build.load", lambda *_: draft)
     texts, drafted = [], 0
     for spec in (None, SpeculativeConfig("spire", 3, str(folder), policy="fixed")):
         engine = build_engine(loaded, EngineConfig(max_model_len=64, profile="none"), spec)

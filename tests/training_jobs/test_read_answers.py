@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.engine.own_text import is_drawn, is_greedy
+from paceline.engine.text.own_text import is_drawn, is_greedy
 from paceline.training.heads.shards import TapStore
 from paceline.training_jobs import read_answers as module
 from paceline.training_jobs.read_answers import read_answers

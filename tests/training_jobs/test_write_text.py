@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.config import EngineConfig
-from paceline.engine.build import build_engine
+from paceline.engine.setup.build import build_engine
 from paceline.errors import InvalidParameter
 from paceline.models.base import NORMED, pages_for
 from paceline.models.files.bfloat16 import to_bfloat16

@@ -39,9 +39,13 @@ def contracts(root: Path = ROOT) -> list[dict]:
 
 
 def layers(root: Path = ROOT) -> list[list[str]]:
-    """Names of the subpackages, highest layer first, without the root package's name."""
-    (house,) = (contract for contract in contracts(root) if contract["type"] == "layers")
-    return [[name.strip().split(".")[-1] for name in re.split("[|:]", layer)] for layer in house["layers"]]
+    """Names of the subpackages, highest layer first, without the root package's name: the first contract of layers."""
+    house = next(contract for contract in contracts(root) if contract["type"] == "layers")
+    return [_siblings(layer) for layer in house["layers"]]
+
+
+def _siblings(layer: str) -> list[str]:
+    return [name.strip().split(".")[-1] for name in re.split("[|:]", layer)]
 
 
 def subpackages(package: str = "paceline") -> dict[str, Subpackage]:
@@ -144,12 +148,18 @@ def _names(names: Iterable[str]) -> str:
 
 
 def contract_list(root: Path = ROOT) -> str:
-    """The contracts that forbid imports, as a Markdown list."""
+    """The contracts within subpackages, and those that forbid imports, as a Markdown list."""
+    _, *within = (contract for contract in contracts(root) if contract["type"] == "layers")
     forbidden = [contract for contract in contracts(root) if contract["type"] == "forbidden"]
-    return "".join(
-        f"- **{c['name']}.** {_subpackages_of(c)} may not import {_names(c['forbidden_modules'])}{_exceptions(c)}.\n"
+    lines = [f"{c['name']}.** From high to low: {_order(c)}." for c in within] + [
+        f"{c['name']}.** {_subpackages_of(c)} may not import {_names(c['forbidden_modules'])}{_exceptions(c)}."
         for c in forbidden
-    )
+    ]
+    return "".join(f"- **{line}\n" for line in lines)
+
+
+def _order(contract: dict) -> str:
+    return ", ".join(" beside ".join(f"`{name}`" for name in _siblings(layer)) for layer in contract["layers"])
 
 
 def _exceptions(contract: dict) -> str:

@@ -14,12 +14,12 @@ from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.auto import AUTO
 from paceline.drafters.registry import option_names
 from paceline.drafters.self_draft import SelfDraft
-from paceline.engine.build import build_engine
-from paceline.engine.engine import Engine
 from paceline.engine.llm import LLM
-from paceline.engine.load import load
-from paceline.engine.profiles import cached_profile, dtype_of
+from paceline.engine.loop.engine import Engine
 from paceline.engine.score import score
+from paceline.engine.setup.build import build_engine
+from paceline.engine.setup.load import load
+from paceline.engine.setup.profiles import cached_profile, dtype_of
 from paceline.errors import InvalidParameter
 from paceline.evaluation.advise.company import replay_in_company
 from paceline.evaluation.advise.exchange import ELSEWHERE, as_profile, name_of, rounds_by_rate

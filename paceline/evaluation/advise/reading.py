@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline.engine.engine import Engine
+from paceline.engine.loop.engine import Engine
 from paceline.engine.score import laws_of
 from paceline.errors import InvalidParameter
 from paceline.evaluation.advise.noise import NoiseOfText

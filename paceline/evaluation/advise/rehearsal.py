@@ -13,8 +13,8 @@ from statistics import mean
 from typing import Any
 
 from paceline.drafters.base import DraftContext, Drafter, read_along
-from paceline.engine.engine import Engine
 from paceline.engine.llm import LLM
+from paceline.engine.loop.engine import Engine
 from paceline.evaluation.advise.replay import Text
 from paceline.sampling import TokenTree
 from paceline.speculation import RequestOutcome

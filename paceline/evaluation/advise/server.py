@@ -13,8 +13,8 @@ import numpy as np
 
 from paceline.config import EngineConfig
 from paceline.drafters.registry import make_drafter
-from paceline.engine.load import load
 from paceline.engine.score import score
+from paceline.engine.setup.load import load
 from paceline.errors import InvalidParameter
 from paceline.evaluation.advise.candidates import Candidate, Wanted
 from paceline.evaluation.advise.replay import Text, replay_chain, standing

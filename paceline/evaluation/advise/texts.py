@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.engine.llm import LLM
-from paceline.engine.own_text import is_drawn, is_greedy
 from paceline.engine.score import score
+from paceline.engine.text.own_text import is_drawn, is_greedy
 from paceline.errors import InvalidParameter
 from paceline.evaluation.advise.replay import Text
 from paceline.evaluation.prompts import Prompt, ids_of

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.drafters.base import DraftContext, Drafter
-from paceline.engine.engine import Engine
+from paceline.engine.loop.engine import Engine
 from paceline.engine.prometheus import gauges_text
 from paceline.errors import InvalidParameter
 from paceline.evaluation.audit.betting import Bets

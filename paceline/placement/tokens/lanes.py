@@ -2,9 +2,9 @@
 
 A pipeline has as many passes of a model in flight as stages (ORCA, Yu et al. 2022, section 4.2): its requests are in
 that many *lanes*, each with passes of its own, one after the other. A pass enters the first stage when its lane's last
-one is over and the pass before it, of any lane and model, has left it (`engine/turns.py`); stages keep their order.
-A pass alone takes its seconds d; beside others it holds the slowest stage for d over the overlap: the flow shop with
-two machines (Johnson 1954), which is exact for two even stages. So no pass holds up those before it.
+one is over and the pass before it, of any lane and model, has left it (`engine/threads/turns.py`); stages keep their
+order. A pass alone takes its seconds d; beside others it holds the slowest stage for d over the overlap: the flow shop
+with two machines (Johnson 1954), which is exact for two even stages. So no pass holds up those before it.
 
 A request joins the lane with the fewest, as in the engine (`engine/async_llm.py`). Passes are taken one at a time until
 a whole cycle of them repeats the last one a little later; then as many cycles as nothing changes in are taken at once.

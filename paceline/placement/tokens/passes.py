@@ -15,8 +15,8 @@ which its end and its first token are due; seconds per further token that it may
 NUM_COLUMNS = 14
 NEARLY = 1e-9
 GATHER = 0.005
-"""Seconds: requests that come so soon after the first share its first pass (`engine/engine_thread.py`). It begins no
-later for that: they have waited while it began."""
+"""Seconds: requests that come so soon after the first share its first pass (`engine/threads/engine_thread.py`). It
+begins no later for that: they have waited while it began."""
 
 
 @inner

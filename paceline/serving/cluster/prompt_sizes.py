@@ -1,6 +1,6 @@
 """`PromptSizes`: estimated number of tokens of a prompt before it is tokenised, for queues, not for limits."""
 
-from paceline.engine.prompts import Gap
+from paceline.engine.text.prompts import Gap
 from paceline.serving.job import Job
 
 _CHARACTERS_PER_TOKEN = 4.0

@@ -3,7 +3,7 @@
 Step costs are measured for one model at a time, by the engine alone. Overheads depend on the traffic: streams, Ray's
 threads and processes, engines woken for one request, processor caches that hold the weights of one model at best.
 Therefore synthetic traffic is sent to all groups at once before a server opens. Not for step costs
-(`engine/pass_costs.py`).
+(`engine/setup/pass_costs.py`).
 """
 
 import asyncio

@@ -12,7 +12,7 @@ import pytest
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.heads.autoregressive import AutoregressiveRunner
 from paceline.drafters.heads.hidden_states import HiddenStates
-from paceline.engine.build import build_engine
+from paceline.engine.setup.build import build_engine
 from paceline.errors import ModelNotFound
 from paceline.models.base import slot_of
 from paceline.models.heads.record import NOT_TRAINED, Family

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.build import build_engine
+from paceline.engine.setup.build import build_engine
 from paceline.evaluation.advise.company import replay_in_company
 from paceline.evaluation.advise.noise import AlongText, NoiseOfText
 from paceline.evaluation.advise.reading import Reader

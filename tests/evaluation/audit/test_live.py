@@ -3,8 +3,8 @@
 import pytest
 
 from paceline.config import EngineConfig
-from paceline.engine.build import build_engine
 from paceline.engine.llm import LLM
+from paceline.engine.setup.build import build_engine
 from paceline.errors import InvalidParameter
 from paceline.evaluation.audit.ledger import read_bets
 from paceline.evaluation.audit.live import LiveAudit

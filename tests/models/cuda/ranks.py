@@ -7,7 +7,7 @@ import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.draft_model import DraftModel
-from paceline.engine.build import build_engine
+from paceline.engine.setup.build import build_engine
 from paceline.models.architecture.experts import Experts
 from paceline.models.cuda_executor import CudaModel
 from paceline.models.cuda_executor.parallel import assignment

@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from paceline.config import EngineConfig  # noqa: E402
-from paceline.engine.load import load_executor  # noqa: E402
+from paceline.engine.setup.load import load_executor  # noqa: E402
 from paceline.errors import InvalidParameter  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor.block_layers import put_blocks, times  # noqa: E402

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from paceline.config import EngineConfig, SpeculativeConfig  # noqa: E402
 from paceline.drafters.draft_model import DraftModel  # noqa: E402
-from paceline.engine.build import build_engine  # noqa: E402
+from paceline.engine.setup.build import build_engine  # noqa: E402
 from paceline.models.chains import DraftsChains, Draws  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
 from paceline.models.cuda_executor.graphs import EagerGraphs  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from paceline.config import EngineConfig, SpeculativeConfig  # noqa: E402
-from paceline.engine.build import build_engine  # noqa: E402
+from paceline.engine.setup.build import build_engine  # noqa: E402
 from paceline.errors import InvalidParameter, UnsupportedModel  # noqa: E402
 from paceline.models.base import slot_of  # noqa: E402
 from paceline.models.chains import Draws  # noqa: E402

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from triton.runtime import interpreter  # noqa: E402
 
 from paceline.config import EngineConfig, SpeculativeConfig  # noqa: E402
-from paceline.engine import build  # noqa: E402
+from paceline.engine.setup import build  # noqa: E402
 from paceline.errors import UnsupportedModel  # noqa: E402
 from paceline.models import state_book  # noqa: E402
 from paceline.models.architecture.recurrence import Recurrence  # noqa: E402

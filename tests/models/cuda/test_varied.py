@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.engine.build import build_engine
+from paceline.engine.setup.build import build_engine
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import NORMED
 from paceline.models.cuda_executor import CudaModel

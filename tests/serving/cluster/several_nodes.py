@@ -12,7 +12,7 @@ import sys
 from paceline.config import EngineConfig
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.llm import LLM
-from paceline.engine.load import load_executor
+from paceline.engine.setup.load import load_executor
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.serving.cluster.ray_groups import start_groups

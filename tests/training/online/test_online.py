@@ -15,7 +15,7 @@ from paceline.cli.serve_options import KeepingOptions
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.heads.head import head_of
 from paceline.drafters.plain import Plain
-from paceline.engine.build import build_engine
+from paceline.engine.setup.build import build_engine
 from paceline.errors import DrafterWarning, InvalidParameter
 from paceline.models.base import NORMED
 from paceline.models.heads.files import read_head, save_head
