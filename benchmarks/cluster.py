@@ -38,7 +38,7 @@ from paceline.serving.cluster.group import Supervision
 from paceline.serving.cluster.plan import ClusterPlan, plan_of
 from paceline.serving.cluster.ray_groups import RayGroup, start_groups
 from paceline.serving.cluster.ray_session import stop_ray
-from paceline.serving.job import Job
+from paceline.serving.models.job import Job
 from paceline.types import SamplingParams
 
 PROMPT = "Once upon a time there was"

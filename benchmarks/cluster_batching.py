@@ -19,9 +19,9 @@ from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.llm import LLM
 from paceline.serving.cluster.dispatcher import Dispatcher
 from paceline.serving.cluster.plan import plan_of
-from paceline.serving.job import Job
-from paceline.serving.model_spec import ModelSpec
-from paceline.serving.worker import Worker
+from paceline.serving.models.job import Job
+from paceline.serving.models.model_spec import ModelSpec
+from paceline.serving.models.worker import Worker
 from paceline.types import SamplingParams
 
 PROMPT = "Once upon a time there was"

@@ -31,7 +31,7 @@ import psutil
 from common import console, finish, show
 
 from paceline import LLM, SamplingParams
-from paceline.serving.run import bind
+from paceline.serving.http.run import bind
 
 TEXTS = ["Count: 1, 2, 3,", "The days of the week are", "Repeat: wool, wool,", "Once upon a time", "2 + 2 ="]
 NUM_KINDS = 20

@@ -44,7 +44,7 @@ from paceline.serving.cluster.plan import ClusterPlan, plan_of
 from paceline.serving.cluster.ray_groups import start_groups
 from paceline.serving.cluster.ray_session import stop_ray
 from paceline.serving.cluster.token_queue import TokenQueue
-from paceline.serving.job import Job
+from paceline.serving.models.job import Job
 from paceline.types import SamplingParams
 
 

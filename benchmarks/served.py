@@ -17,10 +17,10 @@ import httpx
 
 from paceline import LLM
 from paceline.engine.async_llm import AsyncLLM
-from paceline.serving.app import build_app
-from paceline.serving.local import LocalBackend
-from paceline.serving.model_spec import ModelSpec
-from paceline.serving.run import Server, bind, new_loop, settle_memory
+from paceline.serving.http.app import build_app
+from paceline.serving.http.run import Server, bind, new_loop, settle_memory
+from paceline.serving.models.local import LocalBackend
+from paceline.serving.models.model_spec import ModelSpec
 from paceline.serving.settings import Settings
 
 NAME = "served"

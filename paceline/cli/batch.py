@@ -83,11 +83,11 @@ async def _run(
     model: str, name: str, speculative: Any, engine: dict[str, Any], requests: list[Any], target: Path
 ) -> None:
     from paceline.serving.batch import run_batch
-    from paceline.serving.front import Front
-    from paceline.serving.local import LocalBackend
-    from paceline.serving.model_spec import ModelSpec
+    from paceline.serving.http.front import Front
+    from paceline.serving.models.local import LocalBackend
+    from paceline.serving.models.model_spec import ModelSpec
+    from paceline.serving.models.worker import open_model
     from paceline.serving.settings import Settings
-    from paceline.serving.worker import open_model
 
     with progress_bars() as progress:
         opener = partial(open_model, speculative=speculative, progress=progress, **engine)

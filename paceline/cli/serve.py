@@ -22,7 +22,7 @@ from paceline.errors import InvalidParameter
 from paceline.serving.settings import Settings
 
 if TYPE_CHECKING:
-    from paceline.serving.job import Backend
+    from paceline.serving.models.job import Backend
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -141,10 +141,10 @@ def _serve_here(
 ) -> None:  # fmt: skip
     """Models of this process, each with an engine of its own; `models` is name to path, the first of them with
     `chat_template` in place of its own."""
-    from paceline.serving.local import LocalBackend
-    from paceline.serving.model_spec import ModelSpec
-    from paceline.serving.run import bind, run
-    from paceline.serving.worker import open_model
+    from paceline.serving.http.run import bind, run
+    from paceline.serving.models.local import LocalBackend
+    from paceline.serving.models.model_spec import ModelSpec
+    from paceline.serving.models.worker import open_model
 
     bound = bind(front.host, front.port)
     with progress_bars() as progress:
@@ -166,7 +166,7 @@ def _serve_cluster(
     from paceline.serving.cluster.group import Supervision
     from paceline.serving.cluster.plan import read_plan
     from paceline.serving.cluster.preflight import check_loadable
-    from paceline.serving.model_spec import FROM_THE_PLAN
+    from paceline.serving.models.model_spec import FROM_THE_PLAN
 
     check_drafter(speculative)
     own = {name: value for name, value in engine.items() if name not in FROM_THE_PLAN}
@@ -176,7 +176,7 @@ def _serve_cluster(
         check_loadable(plan, progress)
     from paceline.serving.cluster.ray_groups import start_groups
     from paceline.serving.cluster.ray_session import stop_ray
-    from paceline.serving.run import bind, run
+    from paceline.serving.http.run import bind, run
 
     bound = bind(front.host, front.port)
     drafting = [speculative if own is None else SpeculativeConfig.of(own) for own in (m.speculative for m in plan.held)]
@@ -205,8 +205,8 @@ async def _listen(
 ) -> None:  # fmt: skip
     """Serve until told to stop; then answer what was accepted. A lossy one of `rules`, which verify drafts, is told."""
     from paceline.sampling import is_lossy
-    from paceline.serving.app import build_app
-    from paceline.serving.run import Server, bind, listen, settle_memory
+    from paceline.serving.http.app import build_app
+    from paceline.serving.http.run import Server, bind, listen, settle_memory
 
     bound = bound or bind(host, port)
     listen(bound)
@@ -231,7 +231,7 @@ def _telemetry(wanted: bool):
     if not wanted:
         yield None
         return
-    from paceline.serving.telemetry import Telemetry, to_collector
+    from paceline.serving.http.telemetry import Telemetry, to_collector
 
     tracers, meters = to_collector()
     yield partial(Telemetry, tracer_provider=tracers, meter_provider=meters)

@@ -13,8 +13,8 @@ from paceline.errors import EngineDead, InvalidParameter
 if TYPE_CHECKING:
     from paceline.engine.async_llm import AsyncLLM
     from paceline.evaluation.audit.live import LiveAudit
-    from paceline.serving.model_spec import ModelSpec
-    from paceline.serving.worker import OpenModel
+    from paceline.serving.models.model_spec import ModelSpec
+    from paceline.serving.models.worker import OpenModel
 
 _PAUSE = 0.5
 """Seconds between checks whether the server is idle."""

@@ -1,1 +1,1 @@
-"""The HTTP server: models in this process (`local.py`) or on a planned cluster (`cluster/`)."""
+"""The HTTP server: models in this process (`models/`) or on a planned cluster (`cluster/`)."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from paceline.disk import cut_off, whole_lines
 from paceline.errors import InvalidParameter
-from paceline.serving.body import parse
-from paceline.serving.front import Front, as_sent
-from paceline.serving.protocol import ChatRequest, CompletionRequest
-from paceline.serving.refusals import refusal_of
+from paceline.serving.http.body import parse
+from paceline.serving.http.front import Front, as_sent
+from paceline.serving.http.refusals import refusal_of
+from paceline.serving.protocol.openai import ChatRequest, CompletionRequest
 
 KINDS = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
 """Request types by the ``url`` of a line."""

@@ -1,4 +1,4 @@
-"""A Ray Serve application: every replica is the server of `app.py` on an engine of its own. Needs ``ray[serve]``.
+"""A Ray Serve application: every replica is the server of `http/app.py` on an engine of its own. Needs ``ray[serve]``.
 
     serve run paceline.serving.ray_serve:application model=smollm2-135m
 
@@ -14,11 +14,11 @@ from typing import Any
 
 from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
 from paceline.errors import EngineDead, InvalidParameter
-from paceline.serving.app import build_app
-from paceline.serving.local import LocalBackend
-from paceline.serving.model_spec import ModelSpec
+from paceline.serving.http.app import build_app
+from paceline.serving.models.local import LocalBackend
+from paceline.serving.models.model_spec import ModelSpec
+from paceline.serving.models.worker import open_model
 from paceline.serving.settings import Settings
-from paceline.serving.worker import open_model
 
 try:
     from ray import serve

@@ -1,4 +1,4 @@
-"""`Settings`: what a server allows and how long it waits. Not for models (`model_spec.py`) or engines."""
+"""`Settings`: what a server allows and how long it waits. Not for models (`models/model_spec.py`) or engines."""
 
 import re
 from dataclasses import dataclass, field

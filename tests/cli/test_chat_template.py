@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.engine.llm import LLM
 from paceline.errors import InvalidParameter
-from paceline.serving.app import build_app
+from paceline.serving.http.app import build_app
 
 TEMPLATE = r"{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 SHORT = ("--draft", "none", "-n", "4")
@@ -64,7 +64,7 @@ def test_the_template_given_to_serve_is_the_first_models(base_model, template_fi
         await backend.close()
 
     monkeypatch.setattr("paceline.cli.serve._listen", listen)
-    monkeypatch.setattr("paceline.serving.run.run", asyncio.run)
+    monkeypatch.setattr("paceline.serving.http.run.run", asyncio.run)
     result = run("serve", base_model, "--served-model-name", "mine", "--also", f"other={base_model}", "--port", "0",
                  "--draft", "none", "--chat-template", template_file)  # fmt: skip
     assert result.exit_code == 0, result.exception

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from paceline.cli import serve
 from paceline.errors import InvalidParameter
-from paceline.serving.run import bind, listen
+from paceline.serving.http.run import bind, listen
 from paceline.serving.settings import Settings
 
 
@@ -28,8 +28,8 @@ def test_a_lossy_rule_is_told_at_the_start(monkeypatch, rules, is_told):
             self._say()
             sockets[0].close()
 
-    monkeypatch.setattr("paceline.serving.run.Server", Silent)
-    monkeypatch.setattr("paceline.serving.run.settle_memory", lambda: None)
+    monkeypatch.setattr("paceline.serving.http.run.Server", Silent)
+    monkeypatch.setattr("paceline.serving.http.run.settle_memory", lambda: None)
     backend = SimpleNamespace(models=["mine"])
     asyncio.run(serve._listen(backend, settings=Settings(), host="127.0.0.1", port=0, log=None, rules=rules))
     assert "listening at http://127.0.0.1:" in shown.getvalue()

@@ -7,11 +7,11 @@ from paceline.models.text.call_formats import HERMES
 from paceline.models.text.harmony import decoder_of
 from paceline.models.text.thought_tags import THINK
 from paceline.models.text.tokenizer import StreamDecoder, Tokenizer
-from paceline.serving.dialects import _Parts, of_text
-from paceline.serving.protocol import ChatRequest
-from paceline.serving.responses import Responses
-from paceline.serving.thoughts import ThoughtReader
-from paceline.serving.tools import CallReader
+from paceline.serving.protocol.dialects import _Parts, of_text
+from paceline.serving.protocol.openai import ChatRequest
+from paceline.serving.protocol.responses import Responses
+from paceline.serving.protocol.thoughts import ThoughtReader
+from paceline.serving.protocol.tools import CallReader
 
 from .vocabularies import CONTROL, byte_level, byte_level_gguf
 

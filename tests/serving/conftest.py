@@ -14,9 +14,9 @@ from paceline.models.loaded import LoadedModel
 from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.resolve import ModelSource
-from paceline.serving.app import build_app
-from paceline.serving.local import LocalBackend
-from paceline.serving.model_spec import ModelSpec
+from paceline.serving.http.app import build_app
+from paceline.serving.models.local import LocalBackend
+from paceline.serving.models.model_spec import ModelSpec
 from paceline.serving.settings import Settings
 from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
 

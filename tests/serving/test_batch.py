@@ -11,9 +11,9 @@ from paceline.engine.async_llm import AsyncLLM
 from paceline.errors import InvalidParameter
 from paceline.placement.fields import read_mapping
 from paceline.serving.batch import answered, read_requests, run_batch
-from paceline.serving.front import Front
-from paceline.serving.local import LocalBackend
-from paceline.serving.model_spec import ModelSpec
+from paceline.serving.http.front import Front
+from paceline.serving.models.local import LocalBackend
+from paceline.serving.models.model_spec import ModelSpec
 from paceline.serving.settings import Settings, read_keys
 from tests.serving.conftest import MODEL
 
@@ -49,7 +49,7 @@ def test_every_line_is_answered(make_llm, tmp_path):
 
 
 def test_the_exit_code_says_whether_every_request_has_an_answer(make_llm, tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.serving.worker.open_model", lambda spec, **how: AsyncLLM(make_llm()))
+    monkeypatch.setattr("paceline.serving.models.worker.open_model", lambda spec, **how: AsyncLLM(make_llm()))
     source, target = written(tmp_path / "in", [line("a", prompt="x")]), tmp_path / "out"
 
     def run():
@@ -71,7 +71,7 @@ def test_the_exit_code_says_whether_every_request_has_an_answer(make_llm, tmp_pa
 
 def test_requests_for_another_model_are_refused(make_llm, tmp_path, monkeypatch):
     """As by a server: answers of a model that nobody asked for would be taken for the other one's."""
-    monkeypatch.setattr("paceline.serving.worker.open_model", lambda spec, **how: AsyncLLM(make_llm()))
+    monkeypatch.setattr("paceline.serving.models.worker.open_model", lambda spec, **how: AsyncLLM(make_llm()))
     lines = [line("a", prompt="x", model="gpt"), line("b", prompt="x", model="tiny"), line("c", prompt="x")]
     source = written(tmp_path / "in", lines)
     for name, other in (("tiny", "a"), ("gpt", "b")):

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from paceline.serving import body as bodies
-from paceline.serving.body import parse, weight
-from paceline.serving.protocol import CompletionRequest
-from paceline.serving.refusals import HttpRefusal
-from paceline.serving.rendering import dumps
+from paceline.serving.http import body as bodies
+from paceline.serving.http.body import parse, weight
+from paceline.serving.http.refusals import HttpRefusal
+from paceline.serving.http.rendering import dumps
+from paceline.serving.protocol.openai import CompletionRequest
 from tests.serving.conftest import MODEL
 
 VALUES = st.recursive(

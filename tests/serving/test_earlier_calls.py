@@ -7,10 +7,10 @@ import pytest
 
 from paceline.errors import InvalidParameter
 from paceline.models.loaded import LoadedModel
-from paceline.serving.anthropic import Messages
-from paceline.serving.responses import Responses
+from paceline.serving.protocol.anthropic import Messages
+from paceline.serving.protocol.responses import Responses
 from tests.serving.conftest import ChatTokenizer
-from tests.serving.test_tools import CHAT, CHATS
+from tests.serving.protocol.test_tools import CHAT, CHATS
 
 
 class ToollessTokenizer(ChatTokenizer):

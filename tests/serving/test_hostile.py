@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from paceline.engine.async_llm import AsyncLLM
-from paceline.serving.app import build_app
-from paceline.serving.local import LocalBackend
-from paceline.serving.model_spec import ModelSpec
-from paceline.serving.run import Server, bind, run
+from paceline.serving.http.app import build_app
+from paceline.serving.http.run import Server, bind, run
+from paceline.serving.models.local import LocalBackend
+from paceline.serving.models.model_spec import ModelSpec
 from paceline.serving.settings import Settings
 from tests.serving.conftest import MODEL, events
 
@@ -200,7 +200,7 @@ def test_a_head_that_does_not_end_is_refused_before_it_fills_the_memory(address)
 
 def test_a_head_that_never_ends_has_its_time(address, monkeypatch):
     """On a new connection, and on one that was answered before; a client that is answered is not cut off."""
-    monkeypatch.setattr("paceline.serving.run._HEAD_SECONDS", 0.3)
+    monkeypatch.setattr("paceline.serving.http.run._HEAD_SECONDS", 0.3)
     where, _ = address
     with socket.create_connection(where, timeout=10) as new:
         new.sendall(b"POST /v1/comple")

@@ -6,10 +6,10 @@ import threading
 import pytest
 
 from paceline.engine.async_llm import AsyncLLM
-from paceline.serving.app import build_app
-from paceline.serving.local import LocalBackend
-from paceline.serving.model_spec import ModelSpec
-from paceline.serving.run import Server, bind, run
+from paceline.serving.http.app import build_app
+from paceline.serving.http.run import Server, bind, run
+from paceline.serving.models.local import LocalBackend
+from paceline.serving.models.model_spec import ModelSpec
 from paceline.serving.settings import Settings
 from tests.serving.conftest import MODEL
 

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from paceline.cli.main import app as commands
 from paceline.engine.async_llm import AsyncLLM
 from paceline.errors import InvalidParameter
-from paceline.serving.app import build_app
-from paceline.serving.local import LocalBackend
-from paceline.serving.model_spec import ModelSpec
+from paceline.serving.http.app import build_app
+from paceline.serving.models.local import LocalBackend
+from paceline.serving.models.model_spec import ModelSpec
 
 TEXT = {"prompt": "abcabcabc", "temperature": 0, "max_tokens": 8, "ignore_eos": True}
 

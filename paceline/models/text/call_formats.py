@@ -1,7 +1,7 @@
 """`CallFormat`: how a model writes calls of tools, told by its chat template, and the reading of such calls.
 
 Names are those of vLLM's ``--tool-call-parser``, where it has one. Not for what is between the tags (`call_texts.py`)
-or for what is done with calls (`serving/tools.py`).
+or for what is done with calls (`serving/protocol/tools.py`).
 """
 
 from collections.abc import Callable

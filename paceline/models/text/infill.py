@@ -2,7 +2,7 @@
 
 Such models were trained on documents of which a middle part was moved to the end (Bavarian et al., "Efficient Training
 of Language Models to Fill in the Middle", 2022): control tokens mark what came before it, what comes after it, and
-where it begins. Not for what a client may ask (`engine/text/prompts.py`, `serving/protocol.py`).
+where it begins. Not for what a client may ask (`engine/text/prompts.py`, `serving/protocol/openai.py`).
 """
 
 import math

@@ -1,6 +1,6 @@
 """`ThoughtTags`: what stands around the thoughts that a model writes before its answer, told by its chat template.
 
-Not for reading an answer (`serving/thoughts.py`).
+Not for reading an answer (`serving/protocol/thoughts.py`).
 """
 
 from typing import NamedTuple

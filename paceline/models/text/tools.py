@@ -1,7 +1,7 @@
 """Tools in a prompt: their definitions checked, and told in words to models whose chat template has no place for them.
 
 Earlier calls become text for these models too, as Hermes and Qwen write them. Not for reading the calls of an answer
-(`serving/tools.py`).
+(`serving/protocol/tools.py`).
 """
 
 import json

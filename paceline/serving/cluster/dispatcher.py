@@ -28,7 +28,7 @@ from paceline.serving.cluster.plan import ClusterPlan
 from paceline.serving.cluster.prometheus import controller_text, merged_text
 from paceline.serving.cluster.prompt_sizes import PromptSizes
 from paceline.serving.cluster.ticket import Slo
-from paceline.serving.job import Chunk, Job
+from paceline.serving.models.job import Chunk, Job
 
 
 class Dispatcher:

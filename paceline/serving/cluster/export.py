@@ -18,7 +18,7 @@ from paceline.models.fetch.download import BUILTIN_MODELS
 from paceline.placement.placement import Group
 from paceline.serving.cluster.plan import ClusterPlan
 from paceline.serving.cluster.vllm_speculation import speculation_of
-from paceline.serving.model_spec import ModelSpec
+from paceline.serving.models.model_spec import ModelSpec
 
 FIRST_PORT = 8000
 MEMORY_SHARE = 0.9

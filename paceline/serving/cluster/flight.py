@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from paceline.errors import GroupLost
-from paceline.serving.job import Chunk, Job, Piece
+from paceline.serving.models.job import Chunk, Job, Piece
 
 
 class Turn(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from paceline.errors import InvalidParameter
 from paceline.placement.tokens import TokenProfile
-from paceline.serving.job import Chunk, Job
+from paceline.serving.models.job import Chunk, Job
 
 
 class GroupHandle(Protocol):

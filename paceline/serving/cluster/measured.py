@@ -14,7 +14,7 @@ from paceline.serving.cluster.events import EventLog
 from paceline.serving.cluster.group import GroupHandle
 from paceline.serving.cluster.plan import ClusterPlan
 from paceline.serving.cluster.rehearsal import MOST, USUAL, rehearse
-from paceline.serving.model_spec import ModelSpec
+from paceline.serving.models.model_spec import ModelSpec
 
 
 async def measured(

@@ -31,7 +31,7 @@ from paceline.placement.workload import MAX_SECONDS
 from paceline.serving.cluster.controller import Queue
 from paceline.serving.cluster.group_queue import GroupQueue
 from paceline.serving.cluster.token_queue import TokenQueue
-from paceline.serving.model_spec import ModelSpec
+from paceline.serving.models.model_spec import ModelSpec
 
 _MODEL_KEYS = ("name", "path", "slo", "slo_first", "slo_token", "engine", "num_tokens", "prompt_tokens", "speculative")
 

@@ -1,7 +1,7 @@
 """`PromptSizes`: estimated number of tokens of a prompt before it is tokenised, for queues, not for limits."""
 
 from paceline.engine.text.prompts import Gap
-from paceline.serving.job import Job
+from paceline.serving.models.job import Job
 
 _CHARACTERS_PER_TOKEN = 4.0
 _PRIOR = 1000.0

@@ -20,9 +20,9 @@ from paceline.models.processors import check_threads
 from paceline.placement.tokens import TokenProfile
 from paceline.serving.cluster.plan import ClusterPlan
 from paceline.serving.cluster.ray_session import join_ray, start_ray
-from paceline.serving.job import Chunk, Job
-from paceline.serving.model_spec import ModelSpec
-from paceline.serving.worker import OpenModel, Worker, open_model
+from paceline.serving.models.job import Chunk, Job
+from paceline.serving.models.model_spec import ModelSpec
+from paceline.serving.models.worker import OpenModel, Worker, open_model
 
 with needs_ray():
     import ray

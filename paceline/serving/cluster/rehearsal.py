@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.placement.tokens import TokenAsk, TokenGroup, TokenProfile
 from paceline.serving.cluster.group import GroupHandle
-from paceline.serving.job import Job
+from paceline.serving.models.job import Job
 from paceline.types import SamplingParams
 
 _REQUESTS = 4

@@ -10,7 +10,7 @@ from paceline.config import SpeculativeConfig
 from paceline.errors import InvalidParameter, PacelineError, first_line
 from paceline.models.heads.files import read_head
 from paceline.sampling import AUTO, is_lossy
-from paceline.serving.model_spec import ModelSpec
+from paceline.serving.models.model_spec import ModelSpec
 
 LOOKUPS = ("ngram", "suffix")
 """Drafters without weights."""

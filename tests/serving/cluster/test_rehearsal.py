@@ -9,8 +9,8 @@ from paceline.placement.tokens import TokenAsk, TokenGroup, TokenProfile
 from paceline.serving.cluster.dispatcher import Dispatcher
 from paceline.serving.cluster.measured import _lengths
 from paceline.serving.cluster.rehearsal import rehearse
-from paceline.serving.job import Chunk
-from paceline.serving.model_spec import ModelSpec
+from paceline.serving.models.job import Chunk
+from paceline.serving.models.model_spec import ModelSpec
 from tests.serving.fakes import QUICK, EchoGroup, job, plan, say
 from tests.serving.virtual_time import run
 

@@ -1,0 +1,1 @@
+"""The models that a process serves, and the jobs that they are given. Knows no HTTP."""
