@@ -42,7 +42,7 @@ def test_every_command_is_understood(arguments):
 
 
 def test_the_plan_of_the_readme_can_be_made_and_served(tmp_path, monkeypatch):
-    from paceline.cli.serve_options import named_models
+    from paceline.cli.options.serving import named_models
     from paceline.serving.cluster.plan import read_plan
 
     (place,) = [each for each in OURS if each[0] == "place"]

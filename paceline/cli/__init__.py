@@ -1,4 +1,4 @@
-"""The command line: one module per command, each of which parses, calls and prints."""
+"""The command line: one module per command, or one per group of commands, each of which parses, calls and prints."""
 
 import sys
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from paceline.cli import options as o
-from paceline.cli.given import options_of, refuse_given
-from paceline.cli.groups import Machine, grouped
-from paceline.cli.terminal import messages, output, progress_bars, show_table, telling_end
+from paceline.cli.options import model as o
+from paceline.cli.options.given import options_of, refuse_given
+from paceline.cli.options.groups import Machine, grouped
+from paceline.cli.terminal.streams import messages, output, progress_bars, show_table, telling_end
 from paceline.disk import check_file
 from paceline.errors import InvalidParameter
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.given import options_of, refuse_given
-from paceline.cli.groups import Drafting, Machine, grouped
-from paceline.cli.terminal import output, progress_bars, telling_end
+from paceline.cli.options import model as o
+from paceline.cli.options.given import options_of, refuse_given
+from paceline.cli.options.groups import Drafting, Machine, grouped
+from paceline.cli.terminal.streams import output, progress_bars, telling_end
 from paceline.config import SpeculativeConfig
 from paceline.disk import check_placed_file
 from paceline.errors import InvalidParameter

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.groups import Drafting, grouped
+from paceline.cli.options import model as o
+from paceline.cli.options.groups import Drafting, grouped
+from paceline.cli.options.sizes import bytes_of
 from paceline.cli.serve import need_extras
-from paceline.cli.sizes import bytes_of
-from paceline.cli.terminal import messages, number_of, progress_bars, telling_end
+from paceline.cli.terminal.streams import messages, number_of, progress_bars, telling_end
 from paceline.disk import check_placed_file, is_device
 from paceline.errors import InvalidParameter
 

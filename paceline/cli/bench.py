@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table as RichTable
 
-from paceline.cli import options as o
-from paceline.cli.groups import Machine, grouped
-from paceline.cli.sizes import bytes_of
-from paceline.cli.terminal import messages, output, progress_bars, show_table
+from paceline.cli.options import model as o
+from paceline.cli.options.groups import Machine, grouped
+from paceline.cli.options.sizes import bytes_of
+from paceline.cli.terminal.streams import messages, output, progress_bars, show_table
 from paceline.config import SpeculativeConfig
 from paceline.disk import check_placed_file
 from paceline.errors import InvalidParameter

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from paceline.cli.terminal import output as standard_output
-from paceline.cli.terminal import progress_bars, show_table
+from paceline.cli.terminal.streams import output as standard_output
+from paceline.cli.terminal.streams import progress_bars, show_table
 
 
 def capacity(

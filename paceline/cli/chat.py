@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli import options as o
 from paceline.cli.conversation import Conversation
-from paceline.cli.groups import Drafting, Machine, Sampling, grouped
-from paceline.cli.line_input import line_reader
-from paceline.cli.prompts import argument_text
-from paceline.cli.show import LEGEND, TokenPrinter, closing_table, why_cut, why_short
-from paceline.cli.terminal import messages, output, show_table, warnings_later
+from paceline.cli.options import model as o
+from paceline.cli.options.groups import Drafting, Machine, Sampling, grouped
+from paceline.cli.options.prompts import argument_text
+from paceline.cli.terminal.line_input import line_reader
+from paceline.cli.terminal.runs import LEGEND, TokenPrinter, closing_table, why_cut, why_short
+from paceline.cli.terminal.streams import messages, output, show_table, warnings_later
 from paceline.errors import EngineDead, InvalidParameter, PacelineError
 from paceline.types import SamplingParams
 

@@ -6,10 +6,10 @@ from math import prod
 import typer
 from rich.table import Table
 
-from paceline.cli import options as o
-from paceline.cli.prompts import prompt_ids
-from paceline.cli.show import is_identical, verdict
-from paceline.cli.terminal import messages, show_table
+from paceline.cli.options import model as o
+from paceline.cli.options.prompts import prompt_ids
+from paceline.cli.terminal.runs import is_identical, verdict
+from paceline.cli.terminal.streams import messages, show_table
 from paceline.types import SamplingParams
 
 CHAT = "Explain in four sentences why the sky is blue and why the sunset is red."

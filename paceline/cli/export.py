@@ -31,9 +31,9 @@ def export(
 
         paceline export plan.json --to kubernetes --image registry.example/paceline:1 | kubectl apply -f -
     """
-    from paceline.cli.case_options import check_outputs
-    from paceline.cli.serve_options import named_models
-    from paceline.cli.terminal import messages
+    from paceline.cli.options.case import check_outputs
+    from paceline.cli.options.serving import named_models
+    from paceline.cli.terminal.streams import messages
     from paceline.serving.cluster.export import export as exported
     from paceline.serving.cluster.export import remarks
     from paceline.serving.cluster.plan import read_plan

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.groups import Devices, Drafting, Sampling, grouped
-from paceline.cli.prompts import argument_text, read_standard_input
-from paceline.cli.show import LEGEND, TokenPrinter, closing_table, is_identical, verdict, why_cut, why_short
-from paceline.cli.terminal import messages, output, show_table, tell_waiting, warnings_later
+from paceline.cli.options import model as o
+from paceline.cli.options.groups import Devices, Drafting, Sampling, grouped
+from paceline.cli.options.prompts import argument_text, read_standard_input
+from paceline.cli.terminal.runs import LEGEND, TokenPrinter, closing_table, is_identical, verdict, why_cut, why_short
+from paceline.cli.terminal.streams import messages, output, show_table, tell_waiting, warnings_later
 from paceline.errors import InvalidParameter, PromptTooLong
 from paceline.types import SamplingParams
 

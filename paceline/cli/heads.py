@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from paceline.cli import options as o
-from paceline.cli.terminal import messages, output, progress_bars, show_table
+from paceline.cli.options import model as o
+from paceline.cli.terminal.streams import messages, output, progress_bars, show_table
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from paceline.cli import options as o
-from paceline.cli.prompts import read_text
-from paceline.cli.terminal import output, progress_bars, show_table
+from paceline.cli.options import model as o
+from paceline.cli.options.prompts import read_text
+from paceline.cli.terminal.streams import output, progress_bars, show_table
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:

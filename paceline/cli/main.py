@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from paceline.cli.terminal import messages, tell_warning
+from paceline.cli.terminal.streams import messages, tell_warning
 from paceline.errors import PacelineError
 from paceline.vllm_names import refuse_option
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from paceline.cli.terminal import messages, output, show_table
+from paceline.cli.terminal.streams import messages, output, show_table
 from paceline.errors import PacelineError
 from paceline.models.cache_dir import cache_dir
 from paceline.models.cache_use import delete, unused

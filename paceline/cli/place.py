@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import case_options as c
-from paceline.cli.durations import seconds_of
-from paceline.cli.groups import grouped
-from paceline.cli.terminal import TitledBar, messages, progress_bars, show_table
-from paceline.cli.terminal import output as standard_output
+from paceline.cli.options import case as c
+from paceline.cli.options.durations import seconds_of
+from paceline.cli.options.groups import grouped
+from paceline.cli.terminal.streams import TitledBar, messages, progress_bars, show_table
+from paceline.cli.terminal.streams import output as standard_output
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _find(case: "Case", search: Search, asked: Asked) -> _Found:
 
 def _record(found: _Found, asked: Asked) -> str:
     """Everything as one JSON object."""
-    from paceline.cli import show_plan as show
+    from paceline.cli.terminal import plans as show
 
     case, plan = found.made.case, found.made.plan
     record = show.plan_record(case, plan) | show.drafts_record(found.made)
@@ -201,8 +201,8 @@ def _record(found: _Found, asked: Asked) -> str:
 
 
 def _draw(found: _Found, path: Path) -> None:
-    from paceline.cli.show_explanation import interference_map
-    from paceline.cli.show_plan import search_chart
+    from paceline.cli.terminal.explanations import interference_map
+    from paceline.cli.terminal.plans import search_chart
     from paceline.theory.plots import draw
 
     explained = found.explanation
@@ -211,8 +211,8 @@ def _draw(found: _Found, path: Path) -> None:
 
 def _show(found: _Found, price: float | None, told_cost: bool) -> None:
     """Tables and sentences."""
-    from paceline.cli import show_plan as show
-    from paceline.cli.show_explanation import explanation_tables
+    from paceline.cli.terminal import plans as show
+    from paceline.cli.terminal.explanations import explanation_tables
 
     case, plan = found.made.case, found.made.plan
     if found.made.places:

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from paceline.cli import case_options as c
-from paceline.cli.groups import grouped
-from paceline.cli.terminal import output as standard_output
-from paceline.cli.terminal import progress_bars, show_table
+from paceline.cli.options import case as c
+from paceline.cli.options.groups import grouped
+from paceline.cli.terminal.streams import output as standard_output
+from paceline.cli.terminal.streams import progress_bars, show_table
 from paceline.errors import InvalidParameter
 
 Factors = Annotated[str | None, typer.Option(metavar="0.5,1,2", help="Factors along this axis.")]

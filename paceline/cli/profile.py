@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from paceline.cli.terminal import output as standard_output
-from paceline.cli.terminal import progress_bars, show_table
+from paceline.cli.terminal.streams import output as standard_output
+from paceline.cli.terminal.streams import progress_bars, show_table
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def profile(
 
         paceline place --case case.yaml --profiles profiles.json
     """
-    from paceline.cli.case_options import check_outputs
+    from paceline.cli.options.case import check_outputs
     from paceline.placement.profiling import ModelWork, compared, read_all_benchmarks
     from paceline.placement.profiling.compare import scale_of, typical_error
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.terminal import messages, output, progress_bars
+from paceline.cli.terminal.streams import messages, output, progress_bars
 from paceline.errors import ModelNotFound
 from paceline.models.fetch.download import BUILTIN_MODELS, fetch_builtin
 from paceline.models.fetch.hub_copies import hub_name

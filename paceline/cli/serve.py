@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.groups import Drafting, grouped
+from paceline.cli.options import model as o
+from paceline.cli.options.groups import Drafting, grouped
+from paceline.cli.options.serving import AuditOptions, ClusterOptions, Front, KeepingOptions, ServedOn, named_models
 from paceline.cli.serve_audit import AuditBeside
-from paceline.cli.serve_options import AuditOptions, ClusterOptions, Front, KeepingOptions, ServedOn, named_models
-from paceline.cli.terminal import messages, progress_bars
+from paceline.cli.terminal.streams import messages, progress_bars
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.disk import check_file
 from paceline.errors import InvalidParameter

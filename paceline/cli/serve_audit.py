@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.terminal import messages
+from paceline.cli.terminal.streams import messages
 from paceline.errors import EngineDead, InvalidParameter
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import case_options as c
-from paceline.cli.groups import grouped
-from paceline.cli.terminal import output as standard_output
-from paceline.cli.terminal import show_table
+from paceline.cli.options import case as c
+from paceline.cli.options.groups import grouped
+from paceline.cli.terminal.streams import output as standard_output
+from paceline.cli.terminal.streams import show_table
 
 
 @grouped
@@ -32,7 +32,7 @@ def simulate(
 
         paceline simulate --plan plan.json --case case.yaml --cv-scale 1.5 --slo-scale 0.5 --seed 1
     """
-    from paceline.cli.show_plan import batches_summary, group_table, model_table, result_record
+    from paceline.cli.terminal.plans import batches_summary, group_table, model_table, result_record
     from paceline.placement import simulate as run
     from paceline.placement.coplacement import resolve
     from paceline.placement.plan_file import read_placement

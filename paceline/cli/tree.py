@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from paceline.cli import options as o
-from paceline.cli.prompts import prompt_ids, prompts_of
-from paceline.cli.terminal import messages, output, progress_bars, show_table
+from paceline.cli.options import model as o
+from paceline.cli.options.prompts import prompt_ids, prompts_of
+from paceline.cli.terminal.streams import messages, output, progress_bars, show_table
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams
 

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from paceline.cli import options as o
-from paceline.cli.terminal import number_of, show_table, telling_end
-from paceline.cli.terminal import output as standard_output
+from paceline.cli.options import model as o
+from paceline.cli.terminal.streams import number_of, show_table, telling_end
+from paceline.cli.terminal.streams import output as standard_output
 from paceline.disk import check_file, writing
 from paceline.errors import InvalidParameter
 from paceline.scheduling.budget import BudgetChoice, choose_budget, trade_off

@@ -1,6 +1,6 @@
 """Tables of the closed forms by acceptance rate, speculation length and cost ratio.
 
-`TABLES` names them. Not the place for printing (`cli/theory.py`) or for curves (`curves.py`).
+`TABLES` names them. Not the place for printing (`cli/theory/group.py`) or for curves (`curves.py`).
 """
 
 from collections.abc import Callable

@@ -15,9 +15,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline.cli import options
-from paceline.cli.groups import Drafting
 from paceline.cli.main import app, main
+from paceline.cli.options import model as options
+from paceline.cli.options.groups import Drafting
 from paceline.cli.tune import _verdict
 from paceline.config import SpeculativeConfig
 from paceline.errors import HeadWarning, InvalidParameter, PacelineError

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.cli import terminal
 from paceline.cli.chat import ChatLoop
 from paceline.cli.conversation import Conversation
-from paceline.cli.line_input import line_reader
+from paceline.cli.terminal import streams as terminal
+from paceline.cli.terminal.line_input import line_reader
 from paceline.errors import DrafterWarning, InvalidParameter
 from paceline.types import SamplingParams, TokenOutput
 

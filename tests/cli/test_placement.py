@@ -6,10 +6,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from paceline.cli.case_options import ScaledCase, check_outputs
 from paceline.cli.main import app
+from paceline.cli.options.case import ScaledCase, check_outputs
 from paceline.cli.place import POLICIES
-from paceline.cli.show_plan import roles_summary
+from paceline.cli.terminal.plans import roles_summary
 from paceline.errors import InvalidParameter
 from paceline.placement import Placement
 from paceline.placement.search import NAMES

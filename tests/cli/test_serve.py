@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
-from paceline.cli.show_plan import plan_record
+from paceline.cli.terminal.plans import plan_record
 from paceline.errors import InvalidParameter, WorkerDied
 from paceline.placement.case_file import case_from
 from paceline.placement.search import NAMES, plan

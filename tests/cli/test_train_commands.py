@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
-from paceline.cli.train_head import head
+from paceline.cli.train.head import head
 from paceline.errors import InvalidParameter
 
 pytest.importorskip("torch")
@@ -57,7 +57,7 @@ def test_the_help_has_an_example_for_every_recipe():
     ],
 )
 def test_the_card_keeps_the_options_that_are_not_as_by_default(tmp_path, monkeypatch, given, kept):
-    from paceline.cli import train_head
+    from paceline.cli.train import head as train_head
 
     jobs = []
 
@@ -124,7 +124,7 @@ def test_a_draft_of_all_layers_says_so(tmp_path, monkeypatch):
 def test_the_help_of_a_pool_says_what_steps_are():
     from typing import get_type_hints
 
-    from paceline.cli.train_draft import draft
+    from paceline.cli.train.draft import draft
 
     pool = get_type_hints(draft, include_extras=True)["pool"].__metadata__[0]
     assert "equal parts of the time, or --steps each" in pool.help

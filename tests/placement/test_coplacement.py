@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.cli.show_plan import drafts_record, plan_record
+from paceline.cli.terminal.plans import drafts_record, plan_record
 from paceline.errors import InvalidParameter
 from paceline.placement import Case, Cluster, Evaluator, ModelProfile, ParallelConfig, PlacedModel, Placement, Stages
 from paceline.placement.arrivals import draw_for_models

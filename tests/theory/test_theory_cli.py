@@ -3,7 +3,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli.theory import app
+from paceline.cli.theory.group import app
 from paceline.theory import best_length, wall_time_factor
 from paceline.theory.curves import CURVES
 from paceline.theory.long_context import Machine, Shape, best_multiplier

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli.durations import seconds_of
 from paceline.cli.main import app
-from paceline.cli.train_options import _benchmark as benchmark_of
+from paceline.cli.options.durations import seconds_of
+from paceline.cli.train.options import _benchmark as benchmark_of
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.architecture.experts import Experts
 from paceline.models.base import NORMED

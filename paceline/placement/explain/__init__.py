@@ -1,7 +1,7 @@
 """Why a placement fares as it does: loads and queues, what was lost to what, what each choice buys, who slows whom.
 
 Everything is simulated on the case's own arrivals with the controller's rules. Not the place for finding a better
-placement (`search/`) or for showing the answer (`cli/show_explanation.py`).
+placement (`search/`) or for showing the answer (`cli/terminal/explanations.py`).
 """
 
 from paceline.placement.explain.ablations import ReplicaAblation, SplitAblation

@@ -8,7 +8,7 @@ import pytest
 from typer.main import get_command
 
 from paceline.cli.main import app
-from paceline.cli.options import speculative_config
+from paceline.cli.options.model import speculative_config
 from paceline.config import SpeculativeConfig
 from paceline.drafters.registry import drafter_names, option_names
 from paceline.evaluation.advise.candidates import default_candidates, wanted_of

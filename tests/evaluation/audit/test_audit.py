@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import options
 from paceline.cli.main import app
+from paceline.cli.options import model as options
 from paceline.errors import InvalidParameter
 from paceline.evaluation.audit import identity, run
 from paceline.evaluation.audit.betting import Bets

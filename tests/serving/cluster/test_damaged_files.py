@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from paceline.cli.show_plan import plan_record, result_record
+from paceline.cli.terminal.plans import plan_record, result_record
 from paceline.errors import InvalidParameter
 from paceline.placement import read_case, simulate
 from paceline.placement.plan_file import read_placement

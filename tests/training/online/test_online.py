@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.cli.serve_options import KeepingOptions
+from paceline.cli.options.serving import KeepingOptions
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.heads.head import head_of
 from paceline.drafters.plain import Plain

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.case_options import check_seed
-from paceline.cli.durations import seconds_of
-from paceline.cli.prompts import prompt_ids, read_prompts, read_text
-from paceline.cli.terminal import TitledBar, messages, progress_bars, telling_end
+from paceline.cli.options import model as o
+from paceline.cli.options.case import check_seed
+from paceline.cli.options.durations import seconds_of
+from paceline.cli.options.prompts import prompt_ids, read_prompts, read_text
+from paceline.cli.terminal.streams import TitledBar, messages, progress_bars, telling_end
 from paceline.config import EngineConfig
 from paceline.errors import InvalidParameter
 from paceline.extras import check_torch

@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from paceline.cli import options as o
-from paceline.cli.prompts import prompt_ids, read_prompts
-from paceline.cli.terminal import output as standard_output
-from paceline.cli.terminal import progress_bars, show_table
-from paceline.cli.train_draft import draft
-from paceline.cli.train_head import head
-from paceline.cli.train_joint import joint
-from paceline.cli.train_memory import memory
+from paceline.cli.options import model as o
+from paceline.cli.options.prompts import prompt_ids, read_prompts
+from paceline.cli.terminal.streams import output as standard_output
+from paceline.cli.terminal.streams import progress_bars, show_table
+from paceline.cli.train.draft import draft
+from paceline.cli.train.head import head
+from paceline.cli.train.joint import joint
+from paceline.cli.train.memory import memory
 from paceline.extras import check_torch
 from paceline.types import SamplingParams
 

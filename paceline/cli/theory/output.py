@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table as RichTable
 
-from paceline.cli.terminal import output, show_table
+from paceline.cli.terminal.streams import output, show_table
 from paceline.errors import InvalidParameter, PacelineError
 from paceline.theory.json_values import finite
 from paceline.theory.tables import Table

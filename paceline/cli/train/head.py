@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli import train_options as t
-from paceline.cli.groups import grouped
-from paceline.cli.prompts import read_text
-from paceline.cli.terminal import messages
-from paceline.cli.train_command import command_line
+from paceline.cli.options import model as o
+from paceline.cli.options.groups import grouped
+from paceline.cli.options.prompts import read_text
+from paceline.cli.terminal.streams import messages
+from paceline.cli.train import options as t
+from paceline.cli.train.command_line import command_line
 from paceline.errors import InvalidParameter
 
 _RATE, _RESUMED_RATE = 2e-3, 2e-4

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
-from paceline.cli.sizes import bytes_of
+from paceline.cli.options.sizes import bytes_of
 from paceline.errors import InvalidParameter
 
 

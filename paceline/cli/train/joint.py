@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import train_options as t
-from paceline.cli.groups import grouped
-from paceline.cli.terminal import messages
-from paceline.cli.train_command import command_line
+from paceline.cli.options.groups import grouped
+from paceline.cli.terminal.streams import messages
+from paceline.cli.train import options as t
+from paceline.cli.train.command_line import command_line
 
 _RATE = 5e-4
 """Default learning rate of the target; heads have four times that, as when they are trained for a frozen one."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from paceline.cli import options as o
-from paceline.cli.case_options import check_seed
-from paceline.cli.prompts import prompt_ids, read_prompts
-from paceline.cli.terminal import messages, progress_bars, show_table, telling_end
-from paceline.cli.terminal import output as standard_output
+from paceline.cli.options import model as o
+from paceline.cli.options.case import check_seed
+from paceline.cli.options.prompts import prompt_ids, read_prompts
+from paceline.cli.terminal.streams import messages, progress_bars, show_table, telling_end
+from paceline.cli.terminal.streams import output as standard_output
 
 if TYPE_CHECKING:
     from paceline.config import EngineConfig

@@ -4,7 +4,7 @@
     def chat(model: o.Model = o.DEFAULT_MODEL, *, drafting: Drafting, machine: Machine) -> None:
 
 has the options of both classes, and is called with an object of each. A command with other defaults has a subclass of
-its own. Not for what options mean (`options.py`).
+its own. Not for what options mean (`model.py`).
 """
 
 import inspect
@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from typing import Any, get_type_hints
 
-from paceline.cli import options as o
-from paceline.cli.sizes import bytes_of
+from paceline.cli.options import model as o
+from paceline.cli.options.sizes import bytes_of
 from paceline.config import SpeculativeConfig
 from paceline.errors import InvalidParameter
 from paceline.types import SamplingParams

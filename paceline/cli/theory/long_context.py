@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.theory_output import (
+from paceline.cli.theory.output import (
     MOST_LEVELS,
     MOST_REQUESTS,
     AsJson,

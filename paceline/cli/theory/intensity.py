@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.theory_output import AsJson, check_most, examples, print_json, print_table, usage_errors
+from paceline.cli.theory.output import AsJson, check_most, examples, print_json, print_table, usage_errors
 from paceline.theory.checks import check_count
 from paceline.theory.intensity import (
     A6000,

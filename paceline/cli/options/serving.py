@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import options as o
-from paceline.cli.groups import Devices
+from paceline.cli.options import model as o
+from paceline.cli.options.groups import Devices
 from paceline.config import SpeculativeConfig
 from paceline.errors import InvalidParameter
 from paceline.serving.settings import Settings, check_exposure, is_loopback, local_names, read_keys

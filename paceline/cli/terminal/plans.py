@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from paceline.cli.terminal import number_of
+from paceline.cli.terminal.streams import number_of
 from paceline.errors import InvalidParameter
 from paceline.placement import Case, Cluster, PlacedModel, Placement, SimulationResult
 from paceline.placement.coplacement import CoPlan

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from paceline.cli.prompts import prompt_ids, prompts_of, read_prompts, read_text
+from paceline.cli.options.prompts import prompt_ids, prompts_of, read_prompts, read_text
 from paceline.errors import InvalidParameter
 
 
@@ -105,7 +105,8 @@ def test_an_argument_that_is_no_utf8_is_refused():
 
 
 def test_a_locale_of_another_encoding_changes_no_argument():
-    said = "import sys; from paceline.cli.prompts import argument_text; print(ascii(argument_text('p', sys.argv[1])))"
+    imports = "import sys; from paceline.cli.options.prompts import argument_text"
+    said = f"{imports}; print(ascii(argument_text('p', sys.argv[1])))"
     for utf8 in "01":
         environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": utf8}
         found = subprocess.check_output([sys.executable, "-c", said, "é日本"], env=environment)

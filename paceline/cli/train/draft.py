@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from paceline.cli import train_options as t
-from paceline.cli.groups import grouped
-from paceline.cli.terminal import messages, show_table
-from paceline.cli.terminal import output as standard_output
-from paceline.cli.train_command import command_line
+from paceline.cli.options.groups import grouped
+from paceline.cli.terminal.streams import messages, show_table
+from paceline.cli.terminal.streams import output as standard_output
+from paceline.cli.train import options as t
+from paceline.cli.train.command_line import command_line
 from paceline.errors import InvalidParameter
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.table import Table as RichTable
 
-from paceline.cli import theory_intensity
-from paceline.cli.terminal import output, show_table
-from paceline.cli.theory_long_context import EXAMPLES, long_context
-from paceline.cli.theory_output import MOST_LEVELS, AsJson, check_most, examples, print_json, print_table, usage_errors
+from paceline.cli.terminal.streams import output, show_table
+from paceline.cli.theory import intensity as theory_intensity
+from paceline.cli.theory.long_context import EXAMPLES, long_context
+from paceline.cli.theory.output import MOST_LEVELS, AsJson, check_most, examples, print_json, print_table, usage_errors
 from paceline.errors import InvalidParameter
 from paceline.theory.acceptance import acceptance_rate_for, expected_tokens
 from paceline.theory.checks import check_cost

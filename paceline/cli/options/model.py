@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from paceline.cli.terminal import messages, progress_bars
+from paceline.cli.terminal.streams import messages, progress_bars
 from paceline.config import EngineConfig, LengthPolicyName, SchedulerName, SpeculativeConfig
 from paceline.drafters.auto import AUTO
 from paceline.drafters.registry import drafter_names

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from paceline.cli import terminal as cli_terminal
-from paceline.cli.show import TokenPrinter, verdict, why_cut, why_short
-from paceline.cli.terminal import (
+from paceline.cli.terminal import streams as cli_terminal
+from paceline.cli.terminal.runs import TokenPrinter, verdict, why_cut, why_short
+from paceline.cli.terminal.streams import (
     ProgressLines,
     TitledBar,
     _Left,
@@ -23,7 +23,7 @@ from paceline.cli.terminal import (
     show_table,
     tell_waiting,
 )
-from paceline.cli.train_options import training_bars
+from paceline.cli.train.options import training_bars
 from paceline.types import TokenOutput
 
 HOSTILE = "[/red]x [bold]y[/] pip install 'paceline[serve]' :smile:"
