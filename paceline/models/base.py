@@ -137,6 +137,11 @@ class CausalLM(Protocol):
         """The architecture and its sizes."""
         ...
 
+    @property
+    def is_row_invariant(self) -> bool:
+        """Whether a row's logits are bitwise the same whatever rows share its pass."""
+        ...
+
     def new_cache(self, num_pages: int) -> KVCache:
         """An empty cache of `num_pages` pages for this model."""
         ...

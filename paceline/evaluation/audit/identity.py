@@ -33,8 +33,8 @@ def rows_check(model: CausalLM, seed: int = 0) -> Check:
             "rows", "PROVED", "a row's logits are the same bit for bit " + ", ".join(found), {"largest_gap": gap}
         )
     says = f"a row's logits change {', '.join(wrong)}, by up to {max(gap.values()):.2g}"
-    if trades_invariance(model):
-        says += "; deterministic=True (--deterministic) keeps them the same"
+    if not model.is_row_invariant:
+        says += "; executor='numba', or 'cuda' with deterministic=True (--deterministic), keeps them the same"
     return Check("rows", "NUMERIC", says, {"largest_gap": gap})
 
 
@@ -116,16 +116,11 @@ def _same_texts(
 def near_tie(model: CausalLM) -> float:
     """Largest gap of two logits that rounding may reverse: `NEAR_TIE`, or twice the change of logits between batches.
 
-    The latter only if the executor declares that it is not deterministic; otherwise such a change is a fault.
+    The latter only if the executor declares that they may change; otherwise such a change is a fault.
     """
-    if not trades_invariance(model):
+    if model.is_row_invariant:
         return NEAR_TIE
     return max(NEAR_TIE, 2 * max(rows_check(model).evidence["largest_gap"].values()))
-
-
-def trades_invariance(model: CausalLM) -> bool:
-    """Whether the executor declares that a row's logits may depend on what shares its pass."""
-    return not getattr(model, "deterministic", True)
 
 
 def _verdict(name: str, plain: LLM, count: int, gaps: Sequence[float], what: str) -> Check:

@@ -20,7 +20,6 @@ from paceline.engine.loop.engine import Engine
 from paceline.engine.prometheus import gauges_text
 from paceline.errors import InvalidParameter
 from paceline.evaluation.audit.betting import Bets
-from paceline.evaluation.audit.identity import trades_invariance
 from paceline.evaluation.audit.law import recorded_places
 from paceline.evaluation.audit.ledger import read_bets, write_bets
 from paceline.evaluation.audit.recorder import Recorder
@@ -150,7 +149,7 @@ class LiveAudit:
         self._loaded, self._rule, self._ledger, self._key = loaded, rule, ledger, key
         self.bets = read_bets(ledger, key) if ledger else Bets()
         self.log_alpha, self.num_answers = log(alpha), 0
-        self.sampler = Sampler(engine.drafter, rate, seed, not trades_invariance(loaded.model))
+        self.sampler = Sampler(engine.drafter, rate, seed, loaded.model.is_row_invariant)
         self._stack = ExitStack()
         self._stack.enter_context(engine.watched_by(self.sampler))
 

@@ -87,7 +87,7 @@ class CudaModel(TorchModel):
         capture: GraphCapture | None = None,
         peers: Peers | None = None,
     ) -> None:
-        self.deterministic, self.peers = deterministic, peers or Peers()
+        self.is_row_invariant, self.peers = deterministic, peers or Peers()
         self.layers = tuple(range(checkpoint.config.num_hidden_layers))
         super().__init__(checkpoint, device, dtype)
         on, config = self._stage.device, checkpoint.config
@@ -123,7 +123,7 @@ class CudaModel(TorchModel):
         on, activations = usable_device(device), activations_beside_blocks(device)
         prepare = partial(
             put_blocks, checkpoint=checkpoint, device=on, dtype=getattr(torch, activations),
-            in_one_order=self.deterministic, shard=peers.shard,
+            in_one_order=self.is_row_invariant, shard=peers.shard,
         )  # fmt: skip
         return Stage(checkpoint, device, activations, peers.shard, peers.total, prepare)
 
@@ -132,7 +132,7 @@ class CudaModel(TorchModel):
         """Name of this executor, its device and its options, for reports and cost profiles."""
         on = self._stage.device
         name = torch.cuda.get_device_name(on) if on.type == "cuda" else on.type
-        return f"CudaModel on {name}, {self.attention}{', deterministic' if self.deterministic else ''}"
+        return f"CudaModel on {name}, {self.attention}{', deterministic' if self.is_row_invariant else ''}"
 
     def with_layers(self, layers: Sequence[int]) -> "CudaModel":
         """See `SkipsLayers`."""
@@ -400,7 +400,7 @@ class CudaModel(TorchModel):
         out: Tensor | None,
     ) -> Outputs:  # fmt: skip
         """Logits [K, vocab] of the rows `asked` [K], in `out` where possible, and with taps their states."""
-        with row_invariant(self._stage.device) if self.deterministic else nullcontext():
+        with row_invariant(self._stage.device) if self.is_row_invariant else nullcontext():
             stage, attend = self._stage, attention_over(self.attention, placed)
             x, where = self.peers.before(len(tokens)), (placed.positions, placed.slots, attend, cache)
             x = self._embedded(tokens, placed.positions) if x is None else x

@@ -71,6 +71,7 @@ class NumbaModel:
     """
 
     head_builder = "paceline.models.numba_executor.heads.build"
+    is_row_invariant = True
 
     def __init__(
         self,

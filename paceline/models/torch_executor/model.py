@@ -211,6 +211,7 @@ class TorchModel:
     """A `CausalLM` (models/base.py) that runs in torch, in this process; arguments and errors as `Stage`."""
 
     head_builder = "paceline.models.torch_executor.heads.build"
+    is_row_invariant = False
 
     def __init__(self, checkpoint: Checkpoint, device: str = "cpu", dtype: str = "float32") -> None:
         usable_device(device)

@@ -23,10 +23,12 @@ from paceline.evaluation.audit.run import CHECKS, AuditPlan, audit
 from paceline.evaluation.audit.show import lines
 from paceline.evaluation.audit.verdict import Check, exit_code, overall, without_blind
 from paceline.evaluation.endpoint import connect
+from paceline.models.torch_executor import TorchModel
 from paceline.sampling import Law, TokenTree, resolve, verify, verify_coupled
 from paceline.types import SamplingParams
 from tests.evaluation.audit.conftest import NGRAM, PROMPTS
 from tests.evaluation.bench.openai_server import Fake, serving
+from tests.fakes import RandomCheckpoint, small_config
 
 SUFFIX = {"method": "suffix", "num_draft_tokens": 4, "policy": "fixed"}
 SERVERS = ["--url", "http://127.0.0.1:9", "--plain-url", "http://127.0.0.1:9"]
@@ -110,13 +112,14 @@ def test_a_model_whose_rows_depend_on_their_company_is_numeric(tiny, monkeypatch
     class Noisy:
         config = tiny.model.config
         new_cache = tiny.model.new_cache
+        is_row_invariant = True
 
         def forward(self, rows, cache, taps=()):
             output = tiny.model.forward(rows, cache)
             return replace(output, logits=output.logits + np.float32(1e-3 * len(rows.token_ids)))
 
     class Faster(Noisy):
-        deterministic = False
+        is_row_invariant = False
 
     assert identity.rows_check(tiny.model).verdict == "PROVED"
     assert identity.rows_check(Noisy()).verdict == "NUMERIC"
@@ -124,6 +127,12 @@ def test_a_model_whose_rows_depend_on_their_company_is_numeric(tiny, monkeypatch
     assert "--deterministic" in identity.rows_check(Faster()).says
     assert identity.near_tie(Noisy()) == identity.near_tie(tiny.model) == identity.NEAR_TIE
     assert identity.near_tie(Faster()) > 1e-2
+
+
+def test_rounding_of_the_torch_executor_is_no_fault():
+    model = TorchModel(RandomCheckpoint(small_config()), dtype="bfloat16")
+    assert identity.rows_check(model).verdict == "NUMERIC"
+    assert identity.near_tie(model) > identity.NEAR_TIE
 
 
 def test_false_books_are_found(plain, monkeypatch):

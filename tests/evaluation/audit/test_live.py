@@ -66,11 +66,11 @@ def test_drafts_that_know_the_noise_do_not_make_a_server_lossy(served, tmp_path)
 
 @pytest.mark.parametrize("cut", [{"top_k": 20}, {"top_p": 0.8}, {"min_p": 0.05}], ids=str)
 def test_cut_laws_are_left_out_where_rounding_moves_tokens_over_the_cut(served, tiny, cut, monkeypatch):
-    for is_deterministic in (False, True):
-        monkeypatch.setattr(tiny.model, "deterministic", is_deterministic, raising=False)
+    for is_invariant in (False, True):
+        monkeypatch.setattr(tiny.model, "is_row_invariant", is_invariant)
         llm, audit = served()
         ask(llm, SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True, **cut))
-        assert len(audit.sampler.waiting) == len(PROMPTS) * is_deterministic
+        assert len(audit.sampler.waiting) == len(PROMPTS) * is_invariant
 
 
 def test_a_share_is_taken_and_only_what_can_be_scored(served):

@@ -74,6 +74,8 @@ class ParallelModel:
         WorkerDied: a worker ended, with its traceback, or did not come within the rendezvous' timeout.
     """
 
+    is_row_invariant = False
+
     def __init__(
         self,
         assignment: Assignment,
@@ -237,6 +239,8 @@ def measured_chip(layout: Layout, seconds: float, joining: float, weights: int, 
 
 class LayerSubset:
     """A view of a parallel model that runs only some of its layers; caches are those of the whole model."""
+
+    is_row_invariant = False
 
     def __init__(self, model: ParallelModel, layers: tuple[int, ...]) -> None:
         self._model, self._layers = model, layers
