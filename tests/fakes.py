@@ -1,10 +1,14 @@
 """Stand-ins for the seams: random weights, a byte tokenizer, drafters that know too much or too little."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 
 from paceline.drafters.base import BaseDrafter
+from paceline.errors import DrafterWarning, PolicyWarning
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.experts import Experts
 from paceline.models.architecture.latent import LatentAttention
@@ -206,3 +210,15 @@ class Babbler(Quiet):
 
     def propose(self, contexts):
         return [TokenTree.chain([7, 8, 9][: context.budget]) for context in contexts]
+
+
+@contextmanager
+def no_drafter_fails() -> Iterator[None]:
+    """No drafter and no policy is switched off meanwhile.
+
+    Filters that turn warnings into errors would not tell: an engine logs those (`warn_safely`).
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    assert not [one.message for one in caught if issubclass(one.category, DrafterWarning | PolicyWarning)]

@@ -1,6 +1,5 @@
 """The draft model's own cache: what it keeps, what it rolls back, and when it declines."""
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -11,13 +10,12 @@ from paceline.drafters.base import DraftContext
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.trees.options import CHAIN, tree_shape
 from paceline.engine.setup.build import build_engine
-from paceline.errors import DrafterWarning
 from paceline.models.base import PAGE_SIZE, ForwardOutput
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.sampling import CounterRandomness, Law
 from paceline.types import SamplingParams
-from tests.fakes import ByteTokenizer, RandomCheckpoint, run_to_end, small_config, tell
+from tests.fakes import ByteTokenizer, RandomCheckpoint, no_drafter_fails, run_to_end, small_config, tell
 
 
 class Successor:
@@ -133,7 +131,6 @@ def test_a_wider_draft_model_is_switched_off_for_no_request(monkeypatch):
     engine = build_engine(target, EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none"), spec)
     for number in range(12):
         engine.add_request(str(number), [5, 9, number], SamplingParams(temperature=2.0, max_tokens=12, ignore_eos=True))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DrafterWarning)
+    with no_drafter_fails():
         run_to_end(engine)
     assert engine.metrics.spec_decode_num_draft_tokens > 100

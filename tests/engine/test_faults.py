@@ -13,8 +13,8 @@ from paceline.errors import DrafterWarning, EngineDead, InvalidParameter, Policy
 from paceline.sampling import TokenTree, Warper
 from paceline.speculation import DrafterTraits, LengthPolicy
 from paceline.types import SamplingParams
-from tests.engine.conftest import PROMPTS, run_all
-from tests.fakes import Babbler
+from tests.engine.conftest import run_all
+from tests.fakes import Babbler, no_drafter_fails
 
 VICTIM = 2
 EACH = [SamplingParams(temperature=t, seed=i, max_tokens=30, ignore_eos=True) for i, t in enumerate((0, 0.8, 0.8, 0))]
@@ -370,7 +370,7 @@ def test_an_engine_gives_up_when_no_pass_succeeds(engine_for, tiny, monkeypatch)
 
 
 def test_a_healthy_drafter_is_not_warned_about(engine_for):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_drafter_fails():
         run_all(engine_for({"method": "ngram"}), params=EACH)
-    assert len(PROMPTS) == len(EACH)
+    with pytest.raises(AssertionError), no_drafter_fails():
+        run_all(engine_for(FIXED, Faulty("propose")), params=EACH)

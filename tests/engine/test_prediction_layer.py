@@ -1,14 +1,12 @@
 """Drafts of a layer for multi-token prediction in the target's own files: found by name, and no text changes."""
 
-import warnings
-
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from paceline.config import EngineConfig
 from paceline.engine.llm import LLM
-from paceline.errors import DrafterWarning, InvalidParameter, ModelNotFound, UnsupportedModel
+from paceline.errors import InvalidParameter, ModelNotFound, UnsupportedModel
 from paceline.models.files.safetensors_folder import SafetensorsCheckpoint
 from paceline.models.heads.files import read_head
 from paceline.models.loaded import LoadedModel
@@ -16,7 +14,7 @@ from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.resolve import ModelSource
 from paceline.types import SamplingParams
-from tests.fakes import ByteTokenizer
+from tests.fakes import ByteTokenizer, no_drafter_fails
 from tests.models.conftest import configs, random_model
 from tests.models.heads.prediction import with_prediction_layer
 
@@ -67,8 +65,7 @@ def plain(loaded):
 def test_texts_are_plain_decodings_after_hits_in_the_prefix_cache_too(loaded, plain, method, tree):
     spec = {"method": method, "num_speculative_tokens": 3, "policy": "fixed", "options": {"tree": tree}}
     llm = llm_of(loaded, spec)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DrafterWarning)
+    with no_drafter_fails():
         for _ in range(3):
             outputs = llm.generate(PROMPTS, EACH)
             assert texts(outputs) == plain

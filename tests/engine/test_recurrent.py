@@ -4,7 +4,6 @@ Not on drafts of any kind, on who else is served, on prefixes found in the cache
 on states that were given up.
 """
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +14,7 @@ from paceline.engine.llm import LLM
 from paceline.engine.loop import memory
 from paceline.engine.setup import build, pass_costs
 from paceline.engine.setup.load import load_executor
-from paceline.errors import DrafterWarning, InvalidParameter, UnsupportedModel
+from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.evaluation import tune
 from paceline.evaluation.advise.candidates import Wanted, check_replayable
 from paceline.evaluation.layer_search import search_skipped_layers
@@ -31,7 +30,7 @@ from paceline.models.torch_executor import TorchModel
 from paceline.speculation import CostProfile
 from paceline.types import SamplingParams
 from tests.engine.conftest import PROMPTS, run_all
-from tests.fakes import ByteTokenizer, RandomCheckpoint, small_config
+from tests.fakes import ByteTokenizer, RandomCheckpoint, no_drafter_fails, small_config
 
 LAYERS = {"num_hidden_layers": 4, "head_dim": 32, "num_attention_heads": 4}
 CONVOLUTIONS = Recurrence("short_convolution", (0, 2, 3), kernel=3, channels=64)
@@ -112,8 +111,7 @@ def plain(make_engine):
 
 @pytest.mark.parametrize("drafts", DRAFTS)
 def test_drafts_and_company_change_no_bit(make_engine, plain, drafts):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DrafterWarning)
+    with no_drafter_fails():
         alone = [run_all(make_engine(DRAFTS[drafts]), [p], own)[0] for p, own in zip(PROMPTS, EACH, strict=True)]
         together = run_all(make_engine(DRAFTS[drafts]), params=EACH)
     assert told(alone) == plain

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from paceline.engine.loop.target_pass import PassOutput
-from paceline.models.base import ForwardOutput
 from paceline.models.numba_executor.executor import NumbaModel
 from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.peaks import UNKNOWN, find_peaks
@@ -82,7 +81,3 @@ def test_picks_look_at_the_logits_where_a_peak_is_unknown():
     logits = np.eye(3, dtype=np.float32)
     assert PassOutput(logits, {}, None, [0, 1, 2]).picks().tolist() == [0, 1, 2]
     assert PassOutput(logits, {}, None, [0, UNKNOWN, 2]).picks().tolist() == [0, 1, 2]
-
-
-def test_models_that_do_not_look_say_so():
-    assert ForwardOutput(np.zeros((1, 4), np.float32)).peaks is None
