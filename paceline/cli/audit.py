@@ -159,7 +159,7 @@ def _plain_url(context: typer.Context, model: str, question: Question) -> str:
     """URL of the plain server. Raises InvalidParameter if missing, or for options without effect on servers."""
     if question.plain_url is None:
         remedy = "start it a second time without speculation and name that"
-        raise InvalidParameter("plain_url", "is missing: a server's text is held against its own plain text", remedy)
+        raise InvalidParameter("plain_url", "is missing: a server's text is compared with its own plain text", remedy)
     names = options_of(Drafting, Machine) | {"checks", "detect", "alpha", "minutes", "ledger"}
     problem = "is given beside --url: the texts of servers are compared, which run already; their laws are not known"
     remedy = "leave it out, or audit the weights here; --prompts and --max-tokens say how much is asked"

@@ -22,6 +22,7 @@ import numpy as np
 
 from paceline.drafters.base import DraftContext, Drafter
 from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.draft_runner import without_memory
 from paceline.drafters.retokenize import Continuing, Follower, Respeller
 from paceline.drafters.services import DraftServices
 from paceline.drafters.shared_tokens import SharedTokens
@@ -220,13 +221,14 @@ def make_cross_vocabulary(
             chains only.
 
     Raises:
-        InvalidParameter: an unknown mode, vocabularies without a common token, or options that describe no tree.
+        InvalidParameter: an unknown mode, vocabularies without a common token, options that describe no tree, or a
+            draft with a feedback memory.
         ModelNotFound, DownloadFailed, CorruptWeights, UnsupportedModel: see `resolve_model`.
     """
     shape = tree_shape(tree, expansion=expansion, paths=paths, topk=topk, depth=depth, replacement=replacement)
     if mode == "string" and tree != "chain":
         raise InvalidParameter("tree", f"mode='string' writes one text, not tree={tree!r}", "use mode='intersection'")
-    draft = services.load(model)
+    draft = without_memory(services.load(model), model)
     cost_ratio = services.cost_ratio([(draft, None)])
     inner = DraftModel(draft.model, services.num_pages, max_prefill_rows, shape, cost_ratio)
     return CrossVocabulary(inner, services.target.source, draft.source, mode)

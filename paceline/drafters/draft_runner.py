@@ -310,7 +310,11 @@ def load_plain_draft(
     Raises:
         InvalidParameter: as `load_draft`, or the draft has a feedback memory.
     """
-    draft = load_draft(services, name, dtype, ranks)
+    return without_memory(load_draft(services, name, dtype, ranks), name)
+
+
+def without_memory(draft: LoadedModel, name: str) -> LoadedModel:
+    """`draft`, the model called `name`. Raises InvalidParameter where it has a feedback memory."""
     if has_memory(draft.source.checkpoint):
         problem = f"{name} drafts with a feedback memory, which plain layers do not read"
         raise InvalidParameter("model", problem, "draft with method='spire'")

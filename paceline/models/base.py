@@ -286,8 +286,8 @@ class Saturates(Protocol):
     """A `CausalLM` that prefills nearly as fast with few rows in a pass as with many.
 
     Attributes:
-        saturating_rows: rows of a pass that are enough for that. Further ones take as much longer as they are more, so
-            they only keep the requests waiting that decode in the same pass.
+        saturating_rows: rows of a pass that are enough for that. More rows take proportionally longer, and only delay
+            the requests that decode in the same pass.
         balanced_context: tokens before a row with which its attention takes as long as its products with weights.
     """
 

@@ -36,7 +36,7 @@ Step = tuple[int, int, int]
 
 
 class StateLost(PacelineError):
-    """A row's state was given up for newer ones; its request must be computed again."""
+    """A row's state was evicted for newer ones; its request must be computed again."""
 
 
 class StateSteps(NamedTuple):
@@ -56,7 +56,7 @@ class HoldsStates(Protocol):
         ...
 
     def hold(self, num_states: int) -> None:
-        """Make room for so many states; all kept ones are given up."""
+        """Make room for so many states; all kept ones are evicted."""
         ...
 
     def can_resume(self, page: int) -> bool:
@@ -88,7 +88,7 @@ class StateBook:
     """The states and inputs that a cache keeps, by slot.
 
     Args:
-        num_states: whole states. For a new one the least recently used is given up; those at the end of a page, from
+        num_states: whole states. For a new one the least recently used is evicted; those at the end of a page, from
             which prefix caching goes on, only where they are more than half of all.
     """
 
@@ -122,13 +122,13 @@ class StateBook:
         return True
 
     def plan(self, rows: Rows, whole: bool = True) -> StateSteps:
-        """The steps of a pass over `rows`, after which the book stands as after that pass.
+        """The steps of a pass over `rows`, and record them in the book.
 
         In a chain, the rows before the first whose logits are asked for are committed text: nothing goes on from them.
 
         Args:
             whole: whether all layers run. If not, the rows are a draft and no state is saved: it would lack layers, or
-                be given up for a text's own.
+                be evicted for a text's own.
 
         Raises:
             StateLost: the states before a row are no longer kept, or there are more segments than states.
@@ -140,7 +140,7 @@ class StateBook:
                 kept.drop(slot)
         bounds = np.searchsorted(rows.segments, np.arange(len(rows.page_tables) + 1)).tolist()
         segments = [_Segment(rows, slots, *ends) for ends in pairwise(bounds)]
-        for segment in segments:  # before anything is given up for a new state
+        for segment in segments:  # before anything is evicted for a new state
             segment.before = {row: self._steps_before(segment, row) for row in segment.roots}
         asked, place = rows.logit_rows.tolist(), 0
         steps: list[Step] = []
@@ -336,9 +336,9 @@ class _Segment:
 
 
 class _Places:
-    """Which of `count` places hold something, by slot, with the least recently used given up for new ones.
+    """Which of `count` places hold something, by slot, with the least recently used evicted for new ones.
 
-    What the running pass or, if it `grows`, the one before it has used is never given up: then there will be twice as
+    What the running pass or, if it `grows`, the one before it has used is never evicted: then there will be twice as
     many places, or `take` raises StateLost.
     """
 
@@ -356,7 +356,7 @@ class _Places:
         return self.count - sum(latest == self._pass for used in self._used for latest in used.values())
 
     def begin_pass(self) -> None:
-        """What was used until now may be given up (see above)."""
+        """What was used until now may be evicted (see above)."""
         self._pass += 1
 
     def use(self, slot: int) -> int | None:

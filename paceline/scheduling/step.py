@@ -114,8 +114,8 @@ class StepBuilder:
     def prefill_in_time(self, request: RequestState, num_rows: int) -> None:
         """As `prefill`, with a chunk that takes about as long as `num_rows` tokens at the beginning of a text.
 
-        Beside decodes only, which it would keep waiting: a row's attention takes the longer, the more tokens are before
-        it, so chunks of one size would take ever longer. A chunk that is cut short uses up `num_rows`: what rounding
+        Only for chunks beside decodes, which wait for them: a row's attention takes longer the more tokens precede it,
+        so chunks of one size would take ever longer. A chunk that is cut short uses up `num_rows`: what rounding
         leaves would begin another prompt with a row or two.
         """
         if not self._decodes:

@@ -1,6 +1,6 @@
 """`FullStep`: prices of a step that a prompt fills, where the rows of drafts displace rows of that prompt.
 
-Not for other steps, whose passes take the longer, the more is drafted (`prices.py`).
+Not for other steps, whose passes take longer the more is drafted (`prices.py`).
 """
 
 from paceline.speculation.prices import Prices
@@ -10,8 +10,8 @@ from paceline.speculation.records import BatchStats
 class FullStep:
     """The prices of a step in which a prompt takes all the rows that drafts leave it.
 
-    Its pass takes as long whoever has the rows. A prompt's row that a draft took is computed in a later step, so that
-    is the price of a draft's row, rather than the time that one row more adds to a pass.
+    Its pass takes the same time whichever request gets the rows. A prompt's row that a draft took is computed in a
+    later step, so that is the price of a draft's row, rather than the time that one row more adds to a pass.
 
     Args:
         prices: of passes and drafts.

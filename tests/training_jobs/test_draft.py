@@ -167,8 +167,9 @@ def test_a_sparse_draft_is_trained_written_and_drafts(loaded, tmp_path, monkeypa
         drafted = engine.metrics.spec_decode_num_draft_tokens
     assert texts[0] == texts[1] and drafted > 0
     assert engine.drafter.name == "spire"
-    with pytest.raises(InvalidParameter, match=r"feedback memory.*method='spire'"):
-        build_engine(loaded, EngineConfig(profile="none"), SpeculativeConfig("draft_model", 3, str(folder)))
+    for method in ("draft_model", "cross_vocabulary"):
+        with pytest.raises(InvalidParameter, match=r"feedback memory.*method='spire'"):
+            build_engine(loaded, EngineConfig(profile="none"), SpeculativeConfig(method, 3, str(folder)))
     (folder / "paceline.json").write_text("{}")
     with pytest.raises(CorruptWeights, match="--sparse"):
         build_engine(loaded, EngineConfig(max_model_len=64, profile="none"), spec)

@@ -3,7 +3,7 @@
 States arrive with every step, and stay where they were computed unless there are many. Missing ones (a prompt's prefix
 came from the prefix cache, or too many were stored) are recomputed by the target over the request's own pages, which
 rewrites identical keys and values. A target with recurrent layers no longer has its states of old places: there the
-head reads zeros, which makes its drafts worse and no text another. Not for running heads (the runners of this folder).
+head reads zeros, which makes its drafts worse but changes no text. Not for running heads (the runners of this folder).
 """
 
 from collections import deque

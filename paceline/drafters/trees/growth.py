@@ -41,7 +41,7 @@ class Growth(Protocol):
 
     @property
     def max_rows(self) -> int:
-        """The most rows that one level can ask of a source at once."""
+        """The most nodes that one source computes for the whole tree."""
         ...
 
     def law_below(self, node: int, logits: np.ndarray) -> Law:

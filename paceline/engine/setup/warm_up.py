@@ -42,7 +42,7 @@ def _num_asked(part: Part) -> int:
 
 
 def _passes(sizes: Sequence[int], most_rows: int, longest: int) -> Iterator[Part]:
-    """Passes whose logits are all asked for, as in decoding and verification, and whose last are, as of prompts.
+    """Passes that need the logits of all rows (decoding, verification), and passes that need the last row's (prompts).
 
     All keys are in the first page, which a table may name many times: nobody reads them.
     """

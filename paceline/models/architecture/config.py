@@ -62,8 +62,8 @@ class ModelConfig:
         layer_scalars: whether each layer's output is multiplied by a number of its own.
         latent: latent attention in place of the projections of queries, keys and values.
         attention_bias: of query, key and value. attention_out_bias: of the output projection.
-        qk_norm: RMS norms of queries and keys, over each head or over ``all`` of them together (`qk_norm_over`); of
-            heads that have turned already if `qk_norm_after_rope`.
+        qk_norm: RMS norms of queries and keys, over each head or over ``all`` of them together (`qk_norm_over`);
+            applied after the rotation if `qk_norm_after_rope`.
             value_norm: RMS norms of values over each head, without weights.
         norm: RMS norm, or ``layer`` norm with mean subtraction and, if `norm_bias`, a bias. pre_norms, post_norms:
             norms before and after attention and feed-forward; a post-norm is applied before the residual is added.

@@ -23,9 +23,9 @@ class Shape(NamedTuple):
     """Sizes of the model; `qkv`, `vocab` are padded to whole panels, `scored` is the vocabulary without the padding.
 
     Where layers differ (`layer_table.py`), `inner`, `kv_heads`, `head_dim`, `qkv` and `rotary` are the largest.
-    With `experts` above 0 so many layers as `mixtures` have that many feed-forwards of width `inner`, of which a row
-    takes `top_k`, and one of width `shared_inner` (0 for none) that all rows take; `norm_top_k` rescales the chosen
-    ones' shares to 1. The first `dense_layers` have one feed-forward of width `dense_inner`.
+    `mixtures` layers have `experts` feed-forwards of width `inner`, of which each row uses `top_k`, and one of width
+    `shared_inner` (0 for none) that every row uses; `norm_top_k` rescales the shares of those chosen to a sum of 1. The
+    first `dense_layers` have one feed-forward of width `dense_inner`.
 
     Attributes:
         sigmoid: scores of experts are sigmoids instead of a softmax. groups, groups_kept: see `Experts.n_group`.
@@ -33,7 +33,7 @@ class Shape(NamedTuple):
         attention_scale, attention_cap: of scores; a cap of 0 is none, here and for logits.
         query_growth, query_growth_every: see `ModelConfig`.
         activation, gated: of the feed-forward, with or without a gate.
-        layer_norm: norms take the mean away and have biases. pre_norms, post_norms: before and after attention and
+        layer_norm: norms subtract the mean and have biases. pre_norms, post_norms: before and after attention and
             feed-forward. apart: what these give is not added at once. parallel: both read the same.
         residual_scale: hidden states are kept divided by it, so that what layers give is added as it is: a norm of
             x / s with epsilon / s^2 is that of x. Taps have them whole.

@@ -1,6 +1,6 @@
 """How far a profile is off what was measured, and the scale that makes it fit best.
 
-A profile is held against runs that it was not scaled by, where there are two or more: each run in turn is left out.
+A profile is compared with runs that it was not scaled by, where there are two or more: each run in turn is left out.
 """
 
 from collections.abc import Sequence
