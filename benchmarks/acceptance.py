@@ -55,7 +55,7 @@ def summary(stats: Sequence[RequestStats]) -> dict:
     tokens = [sum((i + 1) * count for i, count in enumerate(one.accepted_per_pass)) for one in stats]
     ratio = sum(tokens) / sum(passes)
     spread = sum((t - ratio * p) ** 2 for t, p in zip(tokens, passes, strict=True))
-    accepted, rejected = sum(one.num_accepted_tokens for one in stats), sum(one.num_rejections for one in stats)
+    accepted, rejected = sum(one.num_accepted_tokens for one in stats), sum(one.num_rejected_tokens for one in stats)
     return {
         "passes": sum(passes),
         "tokens_per_pass": ratio,

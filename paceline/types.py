@@ -295,7 +295,7 @@ class RequestStats:
         num_drafts: target passes in which a draft was verified.
         num_draft_tokens: drafted nodes verified.
         num_accepted_tokens: drafted tokens committed.
-        num_rejections: drafted nodes tested and refused.
+        num_rejected_tokens: drafted nodes tested and rejected.
         num_target_passes: target passes that emitted tokens for this request.
         accepted_per_pass: histogram; entry i counts the passes that emitted i + 1 tokens.
         draft_seconds, verify_seconds, other_seconds: where the wall time went; passes shared with other requests
@@ -308,7 +308,7 @@ class RequestStats:
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
-    num_rejections: int
+    num_rejected_tokens: int
     num_target_passes: int
     accepted_per_pass: tuple[int, ...]
     draft_seconds: float
@@ -322,7 +322,7 @@ class RequestStats:
     @property
     def acceptance_rate(self) -> float | None:
         """accepted / (accepted + rejected); None when nothing was tested (methods of Leviathan et al., section 3.1)."""
-        tested = self.num_accepted_tokens + self.num_rejections
+        tested = self.num_accepted_tokens + self.num_rejected_tokens
         return self.num_accepted_tokens / tested if tested else None
 
     @property

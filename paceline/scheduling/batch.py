@@ -100,8 +100,8 @@ class StepResult:
         token_ids: emitted tokens in order. Decode: the accepted path, then the target's own token. Prefill: the first
             token when the chunk ended the prefill, else nothing.
         num_draft_tokens, depth: nodes and levels verified.
-        rejected: the target's own token replaced a drafted one (recovered, not bonus).
-        num_refused: nodes that were compared with the target and rejected.
+        level_rejected: the target's own token replaced a drafted one (recovered, not bonus).
+        num_rejected: nodes that were compared with the target and rejected.
         promised, tokens, parents, picks, taps, is_own: see `RequestOutcome`.
     """
 
@@ -109,9 +109,9 @@ class StepResult:
     num_prefill_tokens: int = 0
     token_ids: tuple[int, ...] = ()
     num_draft_tokens: int = 0
-    rejected: bool = False
+    level_rejected: bool = False
     depth: int = 0
-    num_refused: int = 0
+    num_rejected: int = 0
     promised: float = 0.0
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()

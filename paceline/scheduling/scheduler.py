@@ -320,9 +320,9 @@ def _outcome(grant: Grant, result: StepResult, count: int) -> RequestOutcome:
         outcome.num_draft_tokens, outcome.depth = result.num_draft_tokens, result.depth or result.num_draft_tokens
         outcome.tokens, outcome.parents, outcome.picks = result.tokens, result.parents, result.picks
         outcome.num_accepted = min(len(result.token_ids) - 1, count)
-        outcome.level_refused = result.rejected and is_whole
+        outcome.level_rejected = result.level_rejected and is_whole
         outcome.promised = result.promised if is_whole else 0.0
-        outcome.num_refused = max(result.num_refused, result.rejected) if is_whole else 0
+        outcome.num_rejected = max(result.num_rejected, result.level_rejected) if is_whole else 0
     if result.taps is not None:
         num_computed = grant.num_prefill_tokens or count
         outcome.taps = {tap: states[:num_computed] for tap, states in result.taps.items()}

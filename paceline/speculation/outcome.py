@@ -25,8 +25,8 @@ class RequestOutcome:
         tokens, parents: that tree, as in `TokenTree`; empty in simulations without token ids.
         num_accepted: drafted tokens among the new ones.
         promised: accepted tokens that the drafter expected of that tree; 0 where it gives no estimates.
-        num_refused: drafted nodes that were compared with the target and rejected.
-        level_refused: all siblings of some level were rejected.
+        num_rejected: drafted nodes that were compared with the target and rejected.
+        level_rejected: all siblings of some level were rejected.
         wanted: nodes that the length policy asked for.
         asked: the drafter was asked for a draft to verify.
         in_a_row: the previous step drafted for this request too, so the drafter had no other tokens to catch up with.
@@ -50,8 +50,8 @@ class RequestOutcome:
     parents: tuple[int, ...] = ()
     num_accepted: int = 0
     promised: float = 0.0
-    num_refused: int = 0
-    level_refused: bool = False
+    num_rejected: int = 0
+    level_rejected: bool = False
     wanted: int = 0
     asked: bool = False
     in_a_row: bool = False

@@ -95,18 +95,18 @@ class DraftRates:
         """[num_levels] probability that a draft is accepted down to each level: the expected tokens of that level."""
         return np.cumprod(self.rates(num_levels))
 
-    def learn(self, num_nodes: int, num_accepted: int, level_refused: bool, *, memory: float = MEMORY) -> None:
+    def learn(self, num_nodes: int, num_accepted: int, level_rejected: bool, *, memory: float = MEMORY) -> None:
         """Count one requested draft.
 
         Args:
             num_nodes: its nodes; 0 when the drafter proposed nothing.
             num_accepted: levels accepted before the first rejected one.
-            level_refused: whether a level was rejected.
+            level_rejected: whether a level was rejected.
             memory: discount of the past, in (0, 1].
         """
         self._count(1, bool(num_nodes), num_nodes, memory)
         if num_nodes:
-            self._judge(num_accepted, level_refused)
+            self._judge(num_accepted, level_rejected)
 
     def learn_step(self, outcomes: list[RequestOutcome], memory: float = ENGINE_MEMORY) -> None:
         """Count the drafts of a whole step."""
@@ -115,7 +115,7 @@ class DraftRates:
             drafts = [one for one in asked if one.num_draft_tokens]
             self._count(len(asked), len(drafts), sum([one.num_draft_tokens for one in drafts]), memory)
             for one in drafts:
-                self._judge(one.num_accepted, one.level_refused)
+                self._judge(one.num_accepted, one.level_rejected)
 
     def as_prior(self, weight: float = PRIOR_DRAFTS) -> "DraftRates":
         """The same rates with the weight of `weight` drafts, as the prior of a new request."""
@@ -137,10 +137,10 @@ class DraftRates:
         self.drafts += num_drafts * self.unit
         self.nodes += num_nodes * self.unit
 
-    def _judge(self, num_accepted: int, level_refused: bool) -> None:
-        """Count the levels of a draft: `num_accepted` accepted ones and, if `level_refused`, a rejected one."""
+    def _judge(self, num_accepted: int, level_rejected: bool) -> None:
+        """Count the levels of a draft: `num_accepted` accepted ones and, if `level_rejected`, a rejected one."""
         unit, accepted, tested = self.unit, self.accepted, self.tested
-        num_judged = num_accepted + level_refused
+        num_judged = num_accepted + level_rejected
         if num_judged > len(tested):
             missing = [0.0] * (num_judged - len(tested))
             accepted += missing
@@ -249,7 +249,7 @@ class DraftStats:
         self.num_unread = 0 if num_nodes else self.num_unread + outcome.num_new
         self.steps_since_asked = 0 if outcome.asked else self.steps_since_asked + 1
         if outcome.asked:
-            self.rates.learn(num_nodes, outcome.num_accepted, outcome.level_refused, memory=self.memory)
+            self.rates.learn(num_nodes, outcome.num_accepted, outcome.level_rejected, memory=self.memory)
         if not num_nodes:
             self.steps_since_draft += 1
             return

@@ -100,8 +100,8 @@ def _step(model: TableModel, drafter: Drafter, rule: Verifier, context: DraftCon
     return RequestOutcome(
         context.request_id, [*text, *emitted], len(emitted),
         num_draft_tokens=len(tree), depth=tree.depth,
-        tokens=tree.tokens, parents=tree.parents, num_accepted=len(verdict.path), num_refused=verdict.num_rejected,
-        level_refused=verdict.kind == "recovered", asked=True, picks=picks,
+        tokens=tree.tokens, parents=tree.parents, num_accepted=len(verdict.path), num_rejected=verdict.num_rejected,
+        level_rejected=verdict.kind == "recovered", asked=True, picks=picks,
     )  # fmt: skip
 
 

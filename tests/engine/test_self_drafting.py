@@ -118,7 +118,7 @@ def test_full_attention_with_all_layers_drafts_the_targets_own_tokens(engine_for
     for rule, params in (("p/q", GREEDY), ("coupled", SAMPLED)):
         draft = {"method": method, "num_draft_tokens": 4, "policy": "fixed", "rule": rule}
         for output in run_all(engine_for(draft), params=replace(params, ignore_eos=True)):
-            assert output.stats.num_rejections == 0
+            assert output.stats.num_rejected_tokens == 0
             assert output.stats.num_accepted_tokens == output.stats.num_draft_tokens > 0
 
 
@@ -128,7 +128,7 @@ def test_a_budget_below_the_context_leaves_keys_out(engine_for):
     for budget in (48, 512):
         draft = {"method": "sparse_cache", "num_draft_tokens": 3, "policy": "fixed"}
         [output] = run_all(engine_for(draft | {"options": {"cache_budget": budget}}), prompt)
-        rates.append(output.stats.num_rejections)
+        rates.append(output.stats.num_rejected_tokens)
     assert rates[0] > rates[1] == 0
 
 

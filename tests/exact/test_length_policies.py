@@ -112,7 +112,7 @@ def adaptive_law(
                 later, after = deepcopy(policy), deepcopy(stats)
                 outcome = RequestOutcome(
                     "r", num_new=len(tokens), num_draft_tokens=drafted, depth=drafted, num_accepted=len(tokens) - 1,
-                    level_refused=rejected, wanted=budget, asked=budget > 0,
+                    level_rejected=rejected, wanted=budget, asked=budget > 0,
                 )  # fmt: skip
                 later.observe(StepOutcome([outcome], seconds=StepSeconds(verifying=1 + 0.1 * drafted)))
                 after.learn(outcome)

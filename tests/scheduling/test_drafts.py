@@ -237,12 +237,12 @@ def test_an_outcome_tells_what_became_of_a_draft():
     told = []
     for _ in range(2):
         scheduler.schedule(1.0)
-        result = StepResult("r", 0, (5, 7), 3, True, depth=2, num_refused=1, tokens=(5, 6, 8), parents=(-1, -1, 0))
+        result = StepResult("r", 0, (5, 7), 3, True, depth=2, num_rejected=1, tokens=(5, 6, 8), parents=(-1, -1, 0))
         told += scheduler.update([result], 1.0)
     first, second = (commit.outcome for commit in told)
     assert list(first.new_tokens) == [5, 7] and first.token_ids is second.token_ids
-    assert (first.num_draft_tokens, first.depth, first.num_accepted, first.num_refused) == (3, 2, 1, 1)
-    assert first.asked and first.level_refused and first.wanted == 6 and not first.finished
+    assert (first.num_draft_tokens, first.depth, first.num_accepted, first.num_rejected) == (3, 2, 1, 1)
+    assert first.asked and first.level_rejected and first.wanted == 6 and not first.finished
     assert (first.tokens, first.parents) == ((5, 6, 8), (-1, -1, 0))
     assert (first.in_a_row, second.in_a_row) == (False, True)
     scheduler.schedule(2.0)

@@ -287,7 +287,7 @@ def test_rejected_rows_free_their_pages_and_are_never_found_by_a_lookup():
     scheduler.update([StepResult("r", 3, (4,))], 0.0)
     [grant] = scheduler.schedule(1.0).grants
     assert grant.draft_budget == 6 and len(state.page_table) == 5
-    scheduler.update([StepResult("r", 0, (5, 0), num_draft_tokens=6, rejected=True)], 1.0)
+    scheduler.update([StepResult("r", 0, (5, 0), num_draft_tokens=6, level_rejected=True)], 1.0)
     assert state.token_ids == [1, 2, 3, 4, 5, 0] and state.num_computed == 5
     assert len(state.page_table) == 3 and pool.num_cached == 2
     scheduler.check_integrity()
@@ -317,9 +317,9 @@ def test_counters_see_only_what_lies_before_the_stop():
     scheduler.schedule(0.0)
     scheduler.update([StepResult("r", 2, (4,))], 0.0)
     scheduler.schedule(1.0)
-    [commit] = scheduler.update([StepResult("r", 0, (4, 3, 4, 0), num_draft_tokens=5, rejected=True)], 1.0)
+    [commit] = scheduler.update([StepResult("r", 0, (4, 3, 4, 0), num_draft_tokens=5, level_rejected=True)], 1.0)
     assert commit.token_ids == (4, 3) and commit.finish_reason == "stop"
-    assert commit.outcome.num_accepted == 2 and not commit.outcome.level_refused
+    assert commit.outcome.num_accepted == 2 and not commit.outcome.level_rejected
     assert state.draft_stats.last_accepted_tokens == 2 and state.output_token_ids == [4, 4, 3]
     _, tested = by_level(state.draft_stats.rates)
     assert sum(tested) == pytest.approx(PRIOR_DRAFTS * MEMORY + 2), "only what was committed"
@@ -394,7 +394,7 @@ def test_a_new_request_starts_from_the_rate_of_those_before_it():
     scheduler.update([StepResult("r", 1, (0,))], 0.0)
     for _ in range(5):
         scheduler.schedule(1.0)
-        scheduler.update([StepResult("r", 0, (0,), num_draft_tokens=4, rejected=True)], 1.0)
+        scheduler.update([StepResult("r", 0, (0,), num_draft_tokens=4, level_rejected=True)], 1.0)
     late = request("late", [1])
     scheduler.add(late)
     assert late.draft_stats.rates.acceptance == pytest.approx(scheduler.draft_rates.acceptance)

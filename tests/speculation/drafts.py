@@ -17,7 +17,7 @@ def verified(nodes: int, accepted: int, wanted: int | None = None, name: str = "
     """What became of a chain of `nodes` tokens that was asked for; 0 for a drafter that had no answer."""
     return RequestOutcome(
         name, num_new=accepted + 1, num_draft_tokens=nodes, depth=nodes, num_accepted=accepted,
-        level_refused=accepted < nodes, num_refused=int(accepted < nodes),
+        level_rejected=accepted < nodes, num_rejected=int(accepted < nodes),
         wanted=nodes if wanted is None else wanted, asked=True,
     )  # fmt: skip
 

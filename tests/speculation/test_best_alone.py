@@ -35,7 +35,7 @@ def requests(draw) -> DraftStats:
         refused = accepted < drafted
         told = RequestOutcome(
             "r", num_new=accepted + 1, num_draft_tokens=drafted, depth=drafted, num_accepted=accepted, asked=True,
-            level_refused=refused,
+            level_rejected=refused,
         )  # fmt: skip
         request.learn(told)
     return request

@@ -52,7 +52,7 @@ def test_the_dearer_rows_are_the_surer_a_node_must_be():
 def test_estimates_that_turned_out_too_high_are_lowered():
     stats = DraftStats()
     for _ in range(60):
-        stats.learn(RequestOutcome("r", num_new=1, num_draft_tokens=2, asked=True, promised=1.5, level_refused=True))
+        stats.learn(RequestOutcome("r", num_new=1, num_draft_tokens=2, asked=True, promised=1.5, level_rejected=True))
     dear = lookup(lambda rows, _: 1 + 0.1 * rows)
     assert dear.trim([(0.9, 0.5, 0.2)], [DraftStats()], BatchStats()) == [3]
     assert dear.trim([(0.9, 0.5, 0.2)], [stats], BatchStats()) == [2]

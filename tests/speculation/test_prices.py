@@ -303,7 +303,7 @@ def test_reading_a_prompt_for_the_first_time_is_no_draft_step():
     prices = LearnedPrices(LearnedPass(lambda rows, _: 1.0), MODEL)
     for drafts in (0, 2, 2, 0, 2, 2, 2):
         [grant] = scheduler.schedule(0.0).grants
-        result = StepResult("r", grant.num_prefill_tokens, (7,), drafts, rejected=drafts > 0)
+        result = StepResult("r", grant.num_prefill_tokens, (7,), drafts, level_rejected=drafts > 0)
         [commit] = scheduler.update([result], 0.0)
         reading = 0.0 if commit.outcome.in_a_row else 99.0
         prices.observe(StepOutcome([commit.outcome], seconds=StepSeconds(drafting=reading + 1.0)))

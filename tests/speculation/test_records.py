@@ -116,7 +116,7 @@ def test_a_whole_step_counts_as_its_drafts_one_by_one_without_forgetting():
     together, alone = DraftRates(), DraftRates()
     together.learn_step(outcomes, memory=1.0)
     for one in outcomes[:3]:
-        alone.learn(one.num_draft_tokens, one.num_accepted, one.level_refused, memory=1.0)
+        alone.learn(one.num_draft_tokens, one.num_accepted, one.level_rejected, memory=1.0)
     assert together == alone
     assert together.accepted == pytest.approx([1.4 + 2, 2, 1, 1]) and together.tested == pytest.approx([4, 2, 2, 1])
 

@@ -35,7 +35,7 @@ class Counters:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    num_rejections: int = 0
+    num_rejected_tokens: int = 0
     emitted_per_pass: list[int] = field(default_factory=list)
     drafted_per_level: list[int] = field(default_factory=list)
     tested_per_level: list[int] = field(default_factory=list)
@@ -54,9 +54,9 @@ class Counters:
         self.num_drafts += 1
         self.num_draft_tokens += outcome.num_draft_tokens
         self.num_accepted_tokens += outcome.num_accepted
-        self.num_rejections += outcome.num_refused
+        self.num_rejected_tokens += outcome.num_rejected
         _count(self.drafted_per_level, outcome.depth)
-        _count(self.tested_per_level, outcome.num_accepted + outcome.level_refused)
+        _count(self.tested_per_level, outcome.num_accepted + outcome.level_rejected)
         _count(self.accepted_per_level, outcome.num_accepted)
 
     def book(self, seconds: StepSeconds, decoded: bool) -> None:
@@ -77,7 +77,7 @@ class Counters:
             num_drafts=self.num_drafts,
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
-            num_rejections=self.num_rejections,
+            num_rejected_tokens=self.num_rejected_tokens,
             num_target_passes=len(self.emitted_per_pass),
             accepted_per_pass=tuple(self.emitted_per_pass.count(n + 1) for n in range(longest)),
             draft_seconds=self.seconds.drafting,

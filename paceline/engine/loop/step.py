@@ -93,7 +93,7 @@ def provenance_of(commit: Commit) -> list[TokenProvenance]:
     outcome = commit.outcome
     own: TokenProvenance = "target"
     if outcome.num_draft_tokens:
-        own = "recovered" if outcome.level_refused else "bonus" if outcome.num_accepted else "target"
+        own = "recovered" if outcome.level_rejected else "bonus" if outcome.num_accepted else "target"
     kinds: list[TokenProvenance] = ["drafted"] * outcome.num_accepted
     kinds.append(own)
     return kinds[: outcome.num_new]

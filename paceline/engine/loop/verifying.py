@@ -43,7 +43,7 @@ def result_of(
         result.num_draft_tokens, result.depth = len(tree), tree.depth
         result.tokens, result.parents = tree.tokens, tree.parents
         result.promised = sum(tree.chances or ())
-        result.rejected, result.num_refused = verdict.kind == "recovered", verdict.num_rejected
+        result.level_rejected, result.num_rejected = verdict.kind == "recovered", verdict.num_rejected
         result.is_own = is_own
         if watches:
             result.picks = scores.picks()

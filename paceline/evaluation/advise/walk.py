@@ -220,7 +220,7 @@ class Walk:
             RequestOutcome(
                 self._name, self._said, len(self._said) - root - 1, num_draft_tokens=len(tree),
                 depth=tree.depth, tokens=tree.tokens, parents=tree.parents, num_accepted=kept,
-                num_refused=int(goes_on), level_refused=goes_on, asked=was_asked, in_a_row=self._is_drafting,
+                num_rejected=int(goes_on), level_rejected=goes_on, asked=was_asked, in_a_row=self._is_drafting,
                 taps=taps, first_tapped=root, finished=self.is_over,
             )
         )  # fmt: skip

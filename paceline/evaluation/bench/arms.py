@@ -186,7 +186,7 @@ def answer_of(output: RequestOutput) -> Answer:
         passes=stats.num_target_passes,
         drafted=stats.num_draft_tokens,
         accepted=stats.num_accepted_tokens,
-        rejected=stats.num_rejections,
+        rejected=stats.num_rejected_tokens,
         accepted_per_pass=stats.accepted_per_pass,
         drafted_per_level=stats.drafted_per_level,
         tested_per_level=stats.tested_per_level,
