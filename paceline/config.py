@@ -175,9 +175,7 @@ class EngineConfig:
                 )
         for name in ("dtype", "device", "kv_cache_dtype", "profile"):
             if not isinstance(getattr(self, name), str):
-                raise InvalidParameter(
-                    name, f"{getattr(self, name)!r} is no text", "see docs/api/config.md for its values"
-                )
+                raise InvalidParameter(name, f"{getattr(self, name)!r} is no text", "give a string, or leave it out")
         for name in ("prefix_caching", "parse_special_tokens", "deterministic"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameter(name, f"{getattr(self, name)!r} is not True or False", "give a bool")

@@ -23,6 +23,7 @@ KEY = "feedback"
 """Key of the memory's parameters in a draft's card."""
 PASSES = 3
 """Passes over a text that is read at once, in training and for a prompt (`torch_executor/feedback.py` says why)."""
+_AGAIN = "train the draft again with paceline train draft --sparse"
 _TINY = np.finfo(np.float32).eps
 
 
@@ -67,11 +68,10 @@ def read_card(checkpoint: Checkpoint) -> tuple[Sparse, np.ndarray]:
     limit, size = checkpoint.config.max_position_embeddings, checkpoint.config.num_hidden_layers
     if not 0 < sparse.window <= limit or not 0 <= sparse.num_sinks <= limit:
         problem = f"feedback: a window of {sparse.window} tokens and {sparse.num_sinks} sinks"
-        raise CorruptWeights(f"{problem} do not fit the model's {limit} positions")
+        raise CorruptWeights(f"{problem} do not fit the model's {limit} positions; {_AGAIN}")
     if len(mix) != size * (size + 1) or not np.isfinite(mix).all():
-        raise CorruptWeights(
-            f"feedback: mix has {len(mix)} numbers, the layers ask for {size * (size + 1)} finite ones"
-        )
+        problem = f"feedback: mix has {len(mix)} numbers, the layers ask for {size * (size + 1)} finite ones"
+        raise CorruptWeights(f"{problem}; {_AGAIN}")
     return sparse, mix.reshape(size, size + 1)
 
 

@@ -171,7 +171,8 @@ class _Download:
             self._check_size(error.headers, whole=False)
             return 0.0
         if error.code not in _TRANSIENT:
-            raise DownloadFailed(f"{self._remote.url}: HTTP {error.code} {error.reason}") from error
+            problem = f"HTTP {error.code} {error.reason}"
+            raise DownloadFailed(f"{self._remote.url}: {problem}; check the name and your access to it") from error
         return _asked_wait(error, 0.0)
 
     def _attempt(self) -> None:
@@ -264,7 +265,7 @@ def _origin(url: str) -> tuple[str, str]:
 def _open(url: str, headers: dict[str, str]) -> Any:
     """The response to a GET request. Raises DownloadFailed for schemes other than http and https."""
     if urlsplit(url).scheme not in ("http", "https"):
-        raise DownloadFailed(f"{url}: not an address of http or https")
+        raise DownloadFailed(f"{url}: not an address of http or https; give one")
     opener = urllib.request.build_opener(_Redirects())
     opener.addheaders = [("User-Agent", "paceline")]
     return opener.open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT)

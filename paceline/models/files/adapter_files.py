@@ -219,7 +219,8 @@ def _add(updates: dict[str, Update], name: str, entry: StoredTensor, path: Path)
             size = max(entry.shape, default=0)
             _put(update, "magnitude", Part((size,), lambda: values.read().reshape(-1)), name, path)
         elif len(entry.shape) != 2:
-            raise UnsupportedModel(f"{path}: {shown(name)} has shape {entry.shape}: only matrices can be updated")
+            problem = f"{shown(name)} has shape {entry.shape}: only matrices can be updated"
+            raise UnsupportedModel(f"{path}: {problem}; merge it with PEFT's merge_and_unload and save the model")
         elif part[2] is not None:
             _put(update, "up" if kind == "A" else "down", values.turned, name, path)
         else:

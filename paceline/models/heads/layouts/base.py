@@ -247,7 +247,8 @@ def _checked(path: Path, shapes: Mapping[str, tuple[int, ...]], found: Tensors) 
     for name, shape in shapes.items():
         values = found[name]
         if values.size != np.prod(shape) or (values.shape != shape and values.ndim == len(shape)):
-            raise CorruptWeights(f"{path}: {name} has shape {list(values.shape)}, the config says {list(shape)}")
+            problem = f"{name} has shape {list(values.shape)}, the config says {list(shape)}"
+            raise CorruptWeights(f"{path}: {problem}; get the head's config and weights again")
         tensors[name] = np.ascontiguousarray(values.reshape(shape), np.float32)
         if not np.isfinite(tensors[name]).all():
             raise CorruptWeights(f"{path}: {name} holds numbers that are not finite; get the head again")

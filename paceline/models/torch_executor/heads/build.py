@@ -61,5 +61,5 @@ def network_of(record: HeadRecord, embedding: Tensor, head: Tensor) -> nn.Module
     try:
         net.load_state_dict(tensors)
     except RuntimeError as error:
-        raise CorruptWeights(f"{family} head: {error}") from None
+        raise CorruptWeights(f"{family} head: {error}; get the head's config and weights again") from None
     return net.eval()
