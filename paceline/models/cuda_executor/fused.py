@@ -56,7 +56,7 @@ class Fused:
             stack.norm = FusedNorm(stack.norm, peers, self._scale)
             table = stack.embedding if stack.head is None else stack.head
             if type(table) in (nn.Linear, VocabularyParallelEmbedding, BlockLinear, BlockEmbedding):
-                stack.head = FusedHead(cast(Weights, table.weight), self._narrows)  # type: ignore[assignment]
+                stack.head = FusedOutputHead(cast(Weights, table.weight), self._narrows)  # type: ignore[assignment]
 
     @property
     def asks_host(self) -> bool:
@@ -137,7 +137,7 @@ class Fused:
 
     def _logits(self, x: Tensor, out: Tensor | None) -> Tensor:
         head, config = self._stack.head, self._stack.config
-        if isinstance(head, FusedHead) and config.logit_scale == 1.0 and not config.logit_softcap:
+        if isinstance(head, FusedOutputHead) and config.logit_scale == 1.0 and not config.logit_softcap:
             return head(x, out)
         return self._stack.logits(x)
 
@@ -146,7 +146,7 @@ class Fused:
         return self._deterministic or (rows <= FEW and dtype.itemsize == 2)
 
 
-class FusedHead(nn.Module):
+class FusedOutputHead(nn.Module):
     """The output head; on a GPU logits are summed and returned in float32.
 
     Args:

@@ -45,7 +45,7 @@ def check_taps(recurrence: Recurrence) -> None:
         raise UnsupportedModel(f"kernel: {problem}; use executor='torch' or 'numba'")
 
 
-class DeviceStates(StateStore):
+class DeviceStateStore(StateStore):
     """States and inputs on a device; see `StateStore`."""
 
     def __init__(self, recurrence: Recurrence, device: torch.device) -> None:
@@ -81,7 +81,7 @@ class RecurrentCache(KeepsStates, CudaKVCache):
         self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, kernels: bool = True
     ) -> None:
         super().__init__(config, num_pages, device, dtype, kernels)
-        self.store = DeviceStates(cast(Recurrence, config.recurrence), device)
+        self.store = DeviceStateStore(cast(Recurrence, config.recurrence), device)
         self._make_room(LARGEST + 1, 3 * _STEPS)
 
     def _make_room(self, num_starts: int, size: int) -> None:

@@ -78,9 +78,9 @@ def find_heads(target: ModelSource) -> list[HeadRef]:
     return _first_of_each(_all_for(target))
 
 
-def best_head(target: ModelSource, family: str | None = None) -> HeadRef | None:
+def best_head(target: ModelSource) -> HeadRef | None:
     """The best head for `target`, as `load_best` takes it; None where there is none."""
-    found = load_best(target, family)
+    found = load_best(target)
     return None if found is None else found[0]
 
 

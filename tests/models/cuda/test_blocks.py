@@ -126,11 +126,11 @@ def test_fused_layers_multiply_blocks_of_several_forms(tmp_path, deterministic):
 @pytest.mark.parametrize("rows", [17, 64])
 def test_a_head_in_blocks_does_not_round_logits(rows):
     pytest.importorskip("triton")
-    from paceline.models.cuda_executor.fused import FusedHead
+    from paceline.models.cuda_executor.fused import FusedOutputHead
 
     matrix, _ = matrix_of("Q8_0", 40, 256)
     x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(0)).half()
-    found = FusedHead(matrix, lambda rows, dtype: rows <= 16)(x)
+    found = FusedOutputHead(matrix, lambda rows, dtype: rows <= 16)(x)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, x.float() @ matrix.dense().half().float().T, atol=1e-5, rtol=1e-5)
 
