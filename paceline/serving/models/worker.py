@@ -14,7 +14,7 @@ from paceline.engine.setup.warm_up import warm_up
 from paceline.engine.text.prompts import Prompt
 from paceline.engine.threads.turns import Turns
 from paceline.errors import EngineDead, InvalidParameter
-from paceline.models.text.thought_tags import THINK
+from paceline.models.text.thought_tags import THINK, ThoughtTags
 from paceline.models.text.tokenizer import Tokenizer
 from paceline.placement.tokens import TokenProfile
 from paceline.serving.models.job import Chunk, Job, Piece, Step, Summary, Thinking
@@ -152,10 +152,11 @@ class Worker:
     async def _token_ids(self, job: Job) -> list[int]:
         llm = self._llms[job.model]
         if job.messages:
-            return await llm.chat_prompt(
+            prompt = await llm.chat_prompt(
                 job.messages, job.template, add_generation_prompt=job.add_generation_prompt,
                 continue_final_message=job.continue_final_message,
             )  # fmt: skip
+            return prompt + _without_thought(job, prompt, llm.tokenizer)
         return await llm.token_ids_of(_asked(job), job.add_special_tokens)
 
 
@@ -171,8 +172,22 @@ def _thinking(job: Job, prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking
         return "none"
     if tokenizer.speaks_harmony:
         return "several"
+    return "open" if _opens(prompt, tags, tokenizer) else "tagged"
+
+
+def _opens(prompt: Sequence[int], tags: ThoughtTags, tokenizer: Tokenizer) -> bool:
+    """Whether a prompt ends within a thought."""
     end = tokenizer.decode(prompt[-_OPENING:], skip_special=False)
-    return "open" if end.rfind(tags.opening) > end.rfind(tags.closing) else "tagged"
+    return end.rfind(tags.opening) > end.rfind(tags.closing)
+
+
+def _without_thought(job: Job, prompt: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """Tokens that close a thought which the chat template opens, where a grammar begins with the answer."""
+    tags = tokenizer.thought_tags
+    if job.params.structured_outputs is None or job.continue_final_message or tags is None:
+        return []
+    is_open = not tokenizer.speaks_harmony and _opens(prompt, tags, tokenizer)
+    return tokenizer.encode(f"\n{tags.closing}\n\n", add_special_tokens=False) if is_open else []
 
 
 async def _evenly(outputs: AsyncIterator[StepOutput], size: int) -> AsyncIterator[StepOutput]:

@@ -16,8 +16,11 @@ class Messages(Dialect):
         generates: an answer is wanted, which needs ``max_tokens``; else only a count of the prompt's tokens.
     """
 
-    names: ClassVar[Mapping[str, str]] = {"stop": "stop_sequences", "messages": "messages",
-                                            "continue_final_message": "messages"}  # fmt: skip
+    names: ClassVar[Mapping[str, str]] = {
+        "stop": "stop_sequences", "messages": "messages", "continue_final_message": "messages",
+        "response_format": "output_config", "structured_outputs": "output_config", "reasoning_effort": "output_config",
+        "chat_template_kwargs": "thinking",
+    }  # fmt: skip
     """Without the place inside the messages, because chat's are counted otherwise."""
 
     def __init__(self, generates: bool = True) -> None:
@@ -26,10 +29,10 @@ class Messages(Dialect):
 
     def request(self, body: Body) -> Body:
         """See `Dialect`."""
-        known = (*SAME, "messages", "system", "max_tokens", "stop_sequences", "tools", "thinking")
+        known = (*SAME, "messages", "system", "max_tokens", "stop_sequences", "tools", "thinking",
+                 "output_config")  # fmt: skip
         only(body, known)
-        if not isinstance(body.get("thinking") or {}, Mapping):
-            raise InvalidParameter("thinking", "is no object", "send e.g. {'type': 'disabled'}, or leave it out")
+        thinks = _thinks(body.get("thinking"))
         messages: list[Body] = []
         if body.get("system"):
             messages.append({"role": "system", "content": _plain(body["system"], "system")})
@@ -46,6 +49,10 @@ class Messages(Dialect):
             "max_tokens": body.get("max_tokens"),
             "stop": body.get("stop_sequences"),
         }
+        if thinks is not None:
+            more["chat_template_kwargs"] = {"enable_thinking": thinks}
+        if body.get("output_config") is not None:
+            more |= _output(body["output_config"])
         if body.get("tools"):
             more["tools"] = [tool_of(tool, "input_schema") for tool in listed(body, "tools")]
         choice = body.get("tool_choice")
@@ -116,11 +123,13 @@ class Messages(Dialect):
         content, role = message.get("content"), message.get("role")
         if isinstance(content, str):
             return [{"role": role, "content": content}]
-        if content is not None and not isinstance(content, list):
+        if content is None or (not content and role != "assistant"):
+            raise InvalidParameter(f"{where}.content", "is missing", "send a text, or blocks")
+        if not isinstance(content, list):
             raise InvalidParameter(where, "its content is neither a text nor a list", "send a text, or blocks")
         turns: list[Body] = []
         texts, calls, thoughts = [], [], []
-        for block in content or ():
+        for block in content:
             kind = block.get("type") if isinstance(block, Mapping) else None
             if kind == "tool_result":
                 told = _plain(block.get("content") or "", where)
@@ -157,6 +166,37 @@ class Messages(Dialect):
             "name": function["name"],
             "input": _object_of(function["arguments"]),
         }
+
+
+def _thinks(thinking: Any) -> bool | None:
+    """Whether the model is to think, as far as its chat template can be told; None where nothing is said."""
+    if thinking is None:
+        return None
+    kind = thinking.get("type") if isinstance(thinking, Mapping) else thinking
+    if kind not in ("enabled", "adaptive", "disabled"):
+        problem = f"{str(kind)[:40]!r} is no type of it"
+        raise InvalidParameter("thinking", problem, "send {'type': 'enabled'} or {'type': 'disabled'}")
+    return kind != "disabled"
+
+
+def _output(config: Any) -> Body:
+    """Effort and form of an answer as chat has them. Raises InvalidParameter for other wishes."""
+    config = config if isinstance(config, Mapping) else {"": config}
+    for key, value in config.items():
+        if key not in ("format", "effort") and value is not None:
+            raise InvalidParameter("output_config", f"{str(key)[:40]!r} is not served", "send format or effort only")
+    effort, form = config.get("effort"), config.get("format")
+    asked: Body = {} if effort is None else {"reasoning_effort": "xhigh" if effort == "max" else effort}
+    if form is None:
+        return asked
+    if not isinstance(form, Mapping) or form.get("type") != "json_schema":
+        remedy = "send {'type': 'json_schema', 'schema': {...}}"
+        raise InvalidParameter("output_config.format", "is of no known type", remedy)
+    return asked | {"response_format": _json_schema(form.get("schema"))}
+
+
+def _json_schema(schema: Any) -> Body:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
 
 
 def _plain(content: Any, where: str) -> str:

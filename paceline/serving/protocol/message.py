@@ -27,19 +27,25 @@ class Message(BaseModel):
         """The message with its content as one text.
 
         Raises:
-            InvalidParameter: an unknown role, or a part that is no text.
+            InvalidParameter: an unknown role, a part that is no text, or no content in a turn that must have one.
         """
         extra = {key: value for key, value in (self.model_extra or {}).items() if value is not None}
         return {"role": known_role(where, self.role), "content": self._text(where), **extra}
 
     def _text(self, where: str) -> str:
-        if not isinstance(self.content, list):
-            return self.content or ""
-        for number, part in enumerate(self.content):
+        if isinstance(self.content, str):
+            return self.content
+        is_missing = "content" not in self.model_fields_set if self.role == "tool" else not self.content
+        if is_missing and self.role != "assistant":  # which may call tools and say nothing
+            raise InvalidParameter(f"{where}.content", "is missing", "give a text, or a list of text parts")
+        for number, part in enumerate(self.content or ()):
             if part.type not in ("text", "input_text", "output_text", "refusal"):
                 remedy = "send text parts only: this model reads no images, sounds or files"
                 raise InvalidParameter(f"{where}.content[{number}]", f"a part of type {part.type!r}", remedy)
-        return "".join(part.text or part.refusal or "" for part in self.content)
+            if part.text is None and part.refusal is None:
+                problem = f"a part of type {part.type!r} without its text"
+                raise InvalidParameter(f"{where}.content[{number}]", problem, "give it as text")
+        return "".join(part.text or part.refusal or "" for part in self.content or ())
 
 
 def check_text(field: str, text: str) -> None:

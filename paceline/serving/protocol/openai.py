@@ -271,6 +271,8 @@ class ChatRequest(Request):
         tools, template = self.choice_of_tools(), dict(self.chat_template_kwargs)
         if self.reasoning_effort is not None:
             template.setdefault("reasoning_effort", self.reasoning_effort)
+        if self.reasoning_effort == "none":
+            template.setdefault("enable_thinking", False)
         if tools.is_active:
             template["tools"] = tools.tools
         if tools.grammar is not None:
@@ -279,6 +281,8 @@ class ChatRequest(Request):
                 raise InvalidParameter(super().sent_name("structured_outputs"), problem, "give one of the two")
             more["structured_outputs"] = tools.grammar
         params = self.params(NO_LIMIT, **more)
+        if params.structured_outputs is not None:  # a grammar leaves no room for thoughts
+            template.setdefault("enable_thinking", False)
         if tools.grammar is not None:  # stops are for the content, and a demanded call has none
             params = replace(params, stop=(), stop_token_ids=())
         ending = {"add_generation_prompt": self.add_generation_prompt and not self.continue_final_message,

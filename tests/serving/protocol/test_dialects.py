@@ -187,6 +187,19 @@ def test_what_is_not_served_is_refused(ask, path, body, param):
     ("/v1/messages/count_tokens", MESSAGES | {"messages": [{"role": "user", "content": 0.5}]}, "messages[0]"),
     ("/v1/messages", MESSAGES | {"stop_sequences": 3}, "stop_sequences"),
     ("/v1/messages", MESSAGES | {"thinking": True}, "thinking"),
+    ("/v1/messages", MESSAGES | {"thinking": {"type": "banana"}}, "thinking"),
+    ("/v1/messages", MESSAGES | {"output_config": {"format": {"type": "poem"}}}, "output_config.format"),
+    ("/v1/messages", MESSAGES | {"output_config": {"style": "terse"}}, "output_config"),
+    ("/v1/messages", MESSAGES | {"output_config": {"effort": "none at all"}}, "output_config"),
+    ("/v1/messages", MESSAGES | {"messages": [{"role": "user", "contents": "x"}]}, "messages[0].content"),
+    ("/v1/messages", MESSAGES | {"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+    ("/v1/responses", RESPONSES | {"input": [{"role": "user", "contents": "x"}]}, "input"),
+    ("/v1/chat/completions", TALK | {"messages": [{"role": "user", "contents": "x"}]}, "messages[0].content"),
+    ("/v1/chat/completions", TALK | {"messages": [{"role": "system", "content": None}]}, "messages[0].content"),
+    ("/v1/chat/completions", TALK | {"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+    ("/v1/chat/completions", TALK | {"messages": [{"role": "tool"}]}, "messages[0].content"),
+    ("/v1/chat/completions", TALK | {"messages": [{"role": "user", "content": [{"type": "text", "texts": "x"}]}]},
+     "messages[0].content[0]"),
     ("/v1/responses", RESPONSES | {"max_output_tokens": 0}, "max_output_tokens"),
     ("/v1/responses", RESPONSES | {"max_output_tokens": "x"}, "max_output_tokens"),
     ("/v1/responses", RESPONSES | {"input": [{"role": "nobody", "content": [3]}]}, "input"),
@@ -210,6 +223,15 @@ def test_what_is_not_served_is_refused(ask, path, body, param):
 def test_a_refusal_names_the_field_as_its_protocol_does(ask, path, body, param):
     [answer] = ask(path, body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+
+
+def test_an_answer_of_anthropics_has_the_form_that_is_asked_for(ask):
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    form = {"format": {"type": "json_schema", "schema": schema}, "effort": "max"}
+    [answer] = ask("/v1/messages", MESSAGES | {"output_config": form, "max_tokens": 30})
+    assert answer.status_code == 200, answer.text
+    assert json.loads(answer.json()["content"][0]["text"])["n"] in (1, 2)
 
 
 def test_a_block_alone_stands_for_a_list_of_one(ask):

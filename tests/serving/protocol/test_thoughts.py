@@ -8,6 +8,7 @@ import pytest
 from paceline.models.loaded import LoadedModel
 from paceline.models.text.thought_tags import THINK, THOUGHT_TAGS, thought_tags
 from paceline.serving.models.worker import _thinking as thinking_of
+from paceline.serving.models.worker import _without_thought as closed
 from paceline.serving.protocol.openai import ChatRequest
 from paceline.serving.protocol.thoughts import ThoughtReader
 from tests.serving.conftest import MODEL, ChatTokenizer, events
@@ -84,6 +85,18 @@ def test_only_gpt_oss_thinks_between_parts(monkeypatch):
     assert thinking_of(job, prompt, tokenizer) == "several"
 
 
+def test_a_thought_that_the_template_opens_is_closed_before_a_grammar(monkeypatch):
+    tokenizer = ThinkingTokenizer()
+    prompt = tokenizer.encode("a<think>\n")
+    bound = CHAT | {"structured_outputs": {"choice": ["yes"]}}
+    [job], [free] = (ChatRequest.model_validate(body).jobs("1") for body in (bound, CHAT))
+    assert tokenizer.decode(closed(job, prompt, tokenizer)) == "\n</think>\n\n"
+    assert closed(free, prompt, tokenizer) == closed(job, tokenizer.encode("a"), tokenizer) == []
+    assert job.template["enable_thinking"] is False and "enable_thinking" not in free.template
+    monkeypatch.setattr(ThinkingTokenizer, "speaks_harmony", True)
+    assert closed(job, prompt, tokenizer) == []
+
+
 class ThinkingTokenizer(ChatTokenizer):
     """Its template opens a thought; the tiny model never closes it."""
 
@@ -107,9 +120,13 @@ def test_a_model_that_thinks_aloud(serving):
             off = CHAT | {"chat_template_kwargs": {"enable_thinking": False}}
             bodies = (CHAT, CHAT | {"stream": True}, off, CHAT | {"structured_outputs": {"choice": ["yes"]}})
             response = {"model": MODEL, "input": "hello", "max_output_tokens": 12, "temperature": 0}
-            return [await client.post(CHATS, json=body) for body in bodies], [
-                await client.post("/v1/messages", json=CHAT), await client.post("/v1/responses", json=response),
-            ]  # fmt: skip
+            silent = [
+                await client.post("/v1/messages", json=CHAT | {"thinking": {"type": "disabled"}}),
+                await client.post("/v1/responses", json=response | {"reasoning": {"effort": "none"}}),
+                await client.post(CHATS, json=CHAT | {"reasoning_effort": "none"}),
+            ]
+            others = [await client.post("/v1/messages", json=CHAT), await client.post("/v1/responses", json=response)]
+            return [await client.post(CHATS, json=body) for body in bodies], others + silent
 
     (whole, streamed, off, bound), others = asyncio.run(scene())
     message = whole.json()["choices"][0]["message"]
@@ -122,3 +139,6 @@ def test_a_model_that_thinks_aloud(serving):
     assert bound.json()["choices"][0]["message"] == {"role": "assistant", "content": "yes", "refusal": None}
     assert others[0].json()["content"][0]["type"] == "thinking"
     assert others[1].json()["output"][0]["type"] == "reasoning"
+    assert others[2].json()["content"][0]["type"] == "text"
+    assert others[3].json()["output"][0]["type"] == "message"
+    assert others[4].json()["choices"][0]["message"]["content"]
