@@ -1,4 +1,4 @@
-"""Names of vLLM's interface that users bring along and that are called otherwise here, or not supported.
+"""Names of vLLM's interface, and a few of others, that are called otherwise here, or not supported.
 
 They end in InvalidParameter with the remedy instead of "unexpected keyword argument" or "No such option". Names that
 mean the same in both are not listed. A mapping that says how to draft may have vLLM's keys.
@@ -23,11 +23,17 @@ SAMPLING = {
     "truncate_prompt_tokens": "cut the token ids of the prompt",
     "logits_processors": "use logit_bias, bad_words, allowed_token_ids or structured_outputs",
     "best_of": "use n, and choose by logprobs",
+    "use_beam_search": "leave it out: there is no beam search; use n, and choose by logprobs",
+    "early_stopping": "leave it out: it ends beam search, which there is not",
+    "max_new_tokens": "use max_tokens",
+    "do_sample": "use temperature, 0 for greedy decoding",
+    "num_return_sequences": "use n",
+    "response_format": "use structured_outputs, e.g. {'json': schema}",
     "length_penalty": "leave it out: it weighs the hypotheses of beam search, which there is not",
     "extra_args": "leave it out: a request has the fields of SamplingParams alone",
     "output_kind": "leave it out; LLM.stream gives tokens one by one",
 }
-"""Fields of vLLM's SamplingParams, with what to do instead."""
+"""Fields of vLLM's SamplingParams and of transformers' generate, with what to do instead."""
 
 SPECULATIVE = {
     "num_speculative_tokens": "use num_draft_tokens",
@@ -52,6 +58,25 @@ ENGINE = {
     "swap_space": _IGNORED,
     "disable_log_stats": _IGNORED,
     "seed": "give a seed to the requests' SamplingParams",
+    "data_parallel_size": "start one server for each replica, or plan them with paceline place",
+    "rope_scaling": "leave it out: the model's config says it",
+    "rope_theta": "leave it out: the model's config says it",
+    "model_impl": "use executor",
+    "revision": "name it with the model, hf:OWNER/MODEL@REVISION",
+    "tokenizer_revision": "name it with the model, hf:OWNER/MODEL@REVISION",
+    "download_dir": "set the environment variable PACELINE_CACHE",
+    "hf_overrides": "leave it out: the model's config counts",
+    "tokenizer_mode": "leave it out: the model brings its own",
+    "load_format": "leave it out: safetensors folders and GGUF files are told apart",
+    "generation_config": "leave it out, and give SamplingParams",
+    "logits_processors": "use logit_bias, bad_words, allowed_token_ids or structured_outputs of SamplingParams",
+    "guided_decoding_backend": "leave it out: llguidance is the only one",
+    "structured_outputs_config": "leave it out: llguidance is the only one",
+    "compilation_config": "leave it out: kernels are compiled once and kept",
+    "distributed_executor_backend": "leave it out: processes of this machine are used, or paceline place and Ray",
+    "max_loras": "leave it out: the model BASE+ADAPTER_FOLDER is BASE with that adapter",
+    "n_ctx": "use max_model_len",
+    "n_gpu_layers": "use device, e.g. device='cuda:0'",
     "enable_lora": "leave it out: the model BASE+ADAPTER_FOLDER is BASE with that adapter",
 }
 """Arguments of vLLM's LLM."""
@@ -102,7 +127,7 @@ def refuse_option(written: str) -> None:
     name = written.removeprefix("--").replace("-", "_")
     for known in (name, name.removeprefix("no_")):
         if known in COMMAND_LINE:
-            raise InvalidParameter(written, "is vLLM's, and not known here", COMMAND_LINE[known])
+            raise InvalidParameter(written, "is not known here", COMMAND_LINE[known])
 
 
 def in_our_words(speculative: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,7 +163,7 @@ def refuse(given: Iterable[str], table: Mapping[str, str]) -> None:
     """Raise InvalidParameter for the first of the names `given` that is in `table`."""
     for name in given:
         if name in table:
-            raise InvalidParameter(name, "is vLLM's, and not known here", table[name])
+            raise InvalidParameter(name, "is not known here", table[name])
 
 
 def knows_vllm(table: Mapping[str, str]) -> Callable[[_F], _F]:

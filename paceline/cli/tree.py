@@ -1,6 +1,7 @@
 """`paceline tree`: measures a draft model's guesses on your prompts and prints the best static tree for a budget."""
 
 import json
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -66,11 +67,13 @@ def tree(
         print(json.dumps({"num_tokens": search.num_tokens, "accuracies": search.accuracies, "paths": paths,
                           "tokens_per_pass": search.tokens_per_pass(paths)}))  # fmt: skip
         return
-    _print(search, paths, num_nodes)
+    draft_options = f"--draft draft_model --draft-model {quote(draft_model)}"
+    draft_options += f" --draft-option dtype={draft_dtype}" if draft_dtype else ""
+    _print(search, paths, num_nodes, draft_options)
 
 
-def _print(search, paths, num_nodes: int) -> None:
-    """Print the accuracies, expected tokens per pass of trees of several sizes, and the option to use."""
+def _print(search, paths, num_nodes: int, draft_options: str) -> None:
+    """Print the accuracies, expected tokens per pass of trees of several sizes, and the options to use."""
     shares = ", ".join(f"{share:.1%}" for share in search.accuracies)
     messages.print(f"{search.num_tokens} tokens; the draft's guess 1, 2, ... was right for {shares}")
     table = Table("nodes", "chain", "best tree", title="expected tokens per target pass")
@@ -88,4 +91,4 @@ def _print(search, paths, num_nodes: int) -> None:
         f"With {num_nodes} nodes the best tree is expected to give {gain:.2f} times the tokens per pass of a chain."
     )
     option = json.dumps([list(path) for path in paths], separators=(",", ":"))
-    print(f"--draft draft_model --draft-option tree=static --draft-option 'paths={option}'")
+    print(f"{draft_options} --draft-option tree=static --draft-option 'paths={option}'")

@@ -381,7 +381,10 @@ run()
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["bench", "--speculative-config", "{}"], "--speculative-config: is vLLM's.*bench and advise take --spec"),
+        (
+            ["bench", "--speculative-config", "{}"],
+            "--speculative-config: is not known here.*bench and advise take --spec",
+        ),
         (["generate", "--enforce-eager", "hi"], "--enforce-eager: .*leave it out"),
         (["serve", "--gpu-memory-utilization=0.9"], "--gpu-memory-utilization: .*use --kv-cache-memory-bytes"),
         (["serve", "--no-enable-prefix-caching"], "--no-enable-prefix-caching: .*leave it out"),

@@ -42,9 +42,18 @@ def test_the_target_as_its_own_draft_is_always_right_first(tiny, target):
 
 def test_a_draft_that_is_never_right_gets_no_option_to_copy(capsys):
     search = TreeSearch((0.0, 0.0), 8, 2)
-    show(search, search.paths(4), 4)
+    show(search, search.paths(4), 4, "--draft-model small")
     told = capsys.readouterr()
     assert "No guess of the draft was right" in " ".join(told.err.split()) and "--draft-option" not in told.out
+
+
+def test_the_options_to_copy_name_the_draft(capsys):
+    search = TreeSearch((0.6, 0.2), 8, 2)
+    show(search, search.paths(2), 2, "--draft draft_model --draft-model small.gguf")
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told.startswith(
+        "--draft draft_model --draft-model small.gguf --draft-option tree=static --draft-option 'paths="
+    )
 
 
 def test_counts_are_the_ranks_one_token_at_a_time(engine_for):

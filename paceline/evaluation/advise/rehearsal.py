@@ -9,6 +9,7 @@ acceptance (`replay.py`) or for costs of other sizes (`prices.py`).
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from statistics import mean
 from typing import Any
 
@@ -185,20 +186,29 @@ def rehearse(
         _visit(stage, [list(texts[0].prompt)], params, range(min(2, most), -1, -1), 0, clock)
         stage.rounds.clear()
         stage.openings.clear()
+    timing, a_turn, done = clock(), len(sizes) * len(stages), 0
     for turn in range(first_turn, first_turn + turns):
         if turn >= first_turn + LEAST_TURNS and clock() - began > seconds:
             break
-        progress("timing rounds", turn - first_turn, turns)
         for size in sizes:
             prompts = [list(text.prompt) for text in _some(texts, turn, size)]
             for stage in _in_turn(list(stages.values()), turn):
+                planned = expected_turns(turns, done / a_turn, clock() - timing, seconds - (timing - began))
+                progress("timing rounds", done, planned * a_turn)
                 _visit(stage, prompts, params, known_lengths(size, most), turn, clock)
-    progress("timing rounds", turns, turns)
+                done += 1
+    progress("timing rounds", done, done)
     return Rehearsal(
         {name: stage.rounds for name, stage in stages.items()},
         {name: stage.openings for name, stage in stages.items()},
         clock() - began,
     )
+
+
+def expected_turns(turns: int, done: float, elapsed: float, seconds: float) -> int:
+    """Turns that are expected in all, at the speed of those `done` in `elapsed` of so many `seconds`."""
+    in_time = ceil(seconds * done / elapsed) if done and elapsed else turns
+    return min(turns, max(LEAST_TURNS, in_time, ceil(done)))
 
 
 def known_lengths(num_requests: int, most: int) -> list[int]:

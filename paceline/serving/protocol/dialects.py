@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from paceline.errors import InvalidParameter
 from paceline.models.text.harmony import places_of_answer
 from paceline.models.text.thought_tags import THOUGHT_TAGS
-from paceline.serving.protocol.fields import wrong_field
+from paceline.serving.protocol.fields import not_served, wrong_field
 from paceline.serving.protocol.openai import ChatRequest
 
 Body = dict[str, Any]
@@ -197,7 +197,7 @@ def only(body: Body, known: Sequence[str]) -> None:
     """Raise InvalidParameter for a field that is neither `known` nor null."""
     for key, value in body.items():
         if key not in known and value is not None:
-            raise InvalidParameter(key, "is not served", "leave it out")
+            raise not_served(key, known)
 
 
 def same(body: Body) -> Body:

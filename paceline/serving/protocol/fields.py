@@ -4,7 +4,7 @@ The requests are `openai.py`'s.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import (
@@ -18,8 +18,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from paceline.errors import InvalidParameter
+from paceline.errors import InvalidParameter, nearest
 from paceline.serving.protocol.closed_schema import closed
+from paceline.vllm_names import SAMPLING
 
 
 def _no_flag(value: Any) -> Any:
@@ -88,14 +89,37 @@ class Extras(BaseModel):
     stats: bool = False
 
 
-def check_extra(extra: Mapping[str, Any]) -> None:
+_ELSEWHERE = {name: SAMPLING[name] for name in (
+    "best_of", "detokenize", "guided_decoding", "length_penalty", "logits_processors", "max_new_tokens",
+    "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens", "use_beam_search",
+)} | {
+    "repeat_penalty": "use repetition_penalty",
+    "n_predict": "use max_tokens",
+    "grammar": "use structured_outputs, {'grammar': ...}",
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "output_format": "use response_format",
+    "echo": "leave it out, or ask for a completion",
+    "chat_template": "start the server with --chat-template",
+    "guided_decoding_backend": "leave it out: llguidance is the only one",
+    "content": "use prompt, or messages",
+}  # fmt: skip
+"""Fields of other servers and of other protocols, with what to do instead."""
+
+
+def not_served(field: str, known: Iterable[str]) -> InvalidParameter:
+    """The error for a field that is none of the `known`."""
+    return InvalidParameter(field, "is not served", _ELSEWHERE.get(field) or nearest(field, known) + "leave it out")
+
+
+def check_extra(extra: Mapping[str, Any], known: Iterable[str]) -> None:
     """Raise InvalidParameter for a field with a meaning that is not served, or one passed over of a wrong type."""
     for key, value in extra.items():
         kind = _PASSED_OVER.get(key)
         if kind is not None and not isinstance(value, kind):
             raise InvalidParameter(key, f"is no {_KINDS[kind]}", "send one, or leave it out")
         if kind is None and not any(same_value(value, each) for each in _NO_OPS.get(key, ())):
-            raise InvalidParameter(key, "is not served", "leave it out")
+            raise not_served(key, known)
 
 
 def same_value(value: Any, other: Any) -> bool:

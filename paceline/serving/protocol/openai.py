@@ -178,7 +178,7 @@ class CompletionRequest(Request):
         Raises:
             InvalidParameter: a prompt is empty, or there are too many, or a field cannot be used.
         """
-        check_extra(self.model_extra or {})
+        check_extra(self.model_extra or {}, type(self).model_fields)
         prompts = _prompts(self.prompt, self._has_suffix())
         num_top = self.logprobs
         more: dict[str, Any] = {"logprobs": num_top}
@@ -255,7 +255,7 @@ class ChatRequest(Request):
         Raises:
             InvalidParameter: there is no message, or a field cannot be used.
         """
-        check_extra(self.model_extra or {})
+        check_extra(self.model_extra or {}, type(self).model_fields)
         if not self.messages:
             raise InvalidParameter("messages", "the list is empty", "give at least one message")
         if self.top_logprobs and not self.logprobs:

@@ -34,13 +34,13 @@ class TokenizeRequest(BaseModel):
 
     def request(self) -> Job | ChatRequest:
         """The job whose prompt is to be tokenised, or the chat. Raises InvalidParameter unless there is one prompt."""
-        check_extra(self.model_extra or {})
+        check_extra(self.model_extra or {}, type(self).model_fields)
         if (self.prompt is None) == (not self.messages):
             raise InvalidParameter("prompt", "give either this or messages", "give one of the two")
         given = {name: getattr(self, name) for name in _OF_CHATS if name in self.model_fields_set}
         if self.messages:
             return ChatRequest(model=self.model, messages=self.messages, **given)
-        check_extra(given)
+        check_extra(given, ())
         check_text("prompt", self.prompt or "")
         return Job("tokenize", self.model or "", self.prompt, add_special_tokens=self.add_special_tokens)
 

@@ -14,6 +14,7 @@ from paceline.evaluation.advise.rehearsal import (
     Opening,
     Rehearsal,
     Timed,
+    expected_turns,
     joined,
     known_lengths,
     rehearse,
@@ -160,3 +161,11 @@ def test_real_engines_are_rehearsed(tiny):
 
 def test_profiles_price_what_was_not_rehearsed():
     assert MeasuredPrices(FLAT).round(1, 3, 0) == MeasuredPrices(FLAT).plain(1, 0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("done", "elapsed", "seconds", "turns"),
+    [(0, 0.0, 120, 16), (0.5, 60.0, 120, 4), (1, 10.0, 120, 12), (2, 2.0, 120, 16), (8.2, 200.0, 120, 9)],
+)
+def test_the_time_left_is_that_of_the_turns_that_still_begin(done, elapsed, seconds, turns):
+    assert expected_turns(16, done, elapsed, seconds) == turns

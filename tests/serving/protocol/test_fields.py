@@ -133,3 +133,18 @@ def test_a_stream_that_begins_with_its_prompt_is_one_event(ask):
     [answer] = ask(COMPLETIONS, TEXT | {"stream": True, "echo": True, "max_tokens": 30})
     [event] = events(answer)
     assert event["choices"][0]["text"].startswith("abc")
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "remedy"),
+    [
+        (CHATS, "repeat_penalty", "use repetition_penalty"), (CHATS, "use_beam_search", "there is no beam search"),
+        (CHATS, "temprature", "did you mean temperature?"), (CHATS, "functions", "use tools"),
+        (COMPLETIONS, "n_predict", "use max_tokens"), (COMPLETIONS, "max_token", "did you mean max_tokens?"),
+        (RESPONSES, "max_output_token", "did you mean max_output_tokens?"),
+    ],
+)  # fmt: skip
+def test_a_field_of_another_server_says_what_to_send(ask, path, field, remedy):
+    [answer] = ask(path, GOOD[path] | {field: 2})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == field
+    assert remedy in answer.json()["error"]["message"]
