@@ -144,8 +144,8 @@ CacheDtype = Annotated[
     option(
         MACHINE,
         "--kv-cache-dtype",
-        help="Keys and values: float32, float16, int8 (lossy), or auto: float16 with w8a8, gguf, and, on processors "
-        "with AVX-512 BF16, bfloat16.",
+        help="Keys and values: float32, float16, int8 (lossy), or auto: float16 with the dtypes w8a8, gguf and, on "
+        "processors with AVX-512 BF16, bfloat16; else float32.",
     ),
 ]
 Device = Annotated[str, option(MACHINE, "--device", help="cpu, or a GPU, e.g. cuda:0.")]

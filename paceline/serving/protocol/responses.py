@@ -30,6 +30,11 @@ _INCLUDED = frozenset(
 """What may be asked for besides the answer. There is nothing here of which all but the log-probabilities could tell."""
 
 
+_REPEATED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "reasoning", "temperature", "text",
+             "tool_choice", "tools", "top_p", "truncation")  # fmt: skip
+"""Fields of the request that an answer repeats."""
+
+
 class Responses(Dialect):
     """OpenAI's POST /v1/responses, without memory."""
 
@@ -42,6 +47,7 @@ class Responses(Dialect):
     def __init__(self) -> None:
         self._id = f"resp_{uuid.uuid4().hex}"
         self._number = 0
+        self._asked: Body = {}
         self._open: Body = {}
         self._output: list[Body] = []
         self._scores: list[Body] = []
@@ -54,6 +60,7 @@ class Responses(Dialect):
                  "previous_response_id", "reasoning", "background")  # fmt: skip
         only(body, known)
         _check_passed_over(body)
+        self._asked = {name: body[name] for name in _REPEATED if body.get(name) is not None}
         messages: list[Body] = []
         if body.get("instructions"):
             messages.append({"role": "system", "content": body["instructions"]})
@@ -181,7 +188,8 @@ class Responses(Dialect):
             "id": self._id, "object": "response", "created_at": int(time.time()), "status": status, "model": model,
             "output": [], "error": None, "incomplete_details": None, "instructions": None, "metadata": {},
             "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "temperature": None, "top_p": None,
-        }  # fmt: skip
+            "max_output_tokens": None,
+        } | self._asked  # fmt: skip
 
     @staticmethod
     def _turns(items: Sequence[Any]) -> list[Body]:

@@ -113,6 +113,8 @@ def test_log_probabilities_of_thoughts_are_not_those_of_the_text():
 def test_responses_pass_over_what_chat_passes_over(ask):
     more = {"prompt_cache_key": "a", "prompt_cache_retention": "24h", "safety_identifier": "b"}
     plain, passed = ask("/v1/responses", RESPONSES, RESPONSES | more)
+    repeated = {"instructions": "Be kind.", "max_output_tokens": 10, "temperature": 0, "tool_choice": "auto"}
+    assert repeated.items() <= plain.json().items()
     assert passed.json()["output"][0]["content"] == plain.json()["output"][0]["content"]
 
 
