@@ -9,6 +9,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from statistics import harmonic_mean
 from typing import Any, TypeVar
@@ -40,8 +41,9 @@ class AsyncLLM:
     """An `LLM` for asyncio.
 
     Args:
-        llm: the model to serve; nothing else may use it from now on. When it is a name or None, one is constructed from
-            that and `options`, the arguments of `LLM`.
+        llm: the model to serve; nothing else may use it from now on. Others with its weights (`drafting_with`) run
+            their steps in turn with it. When it is a name or None, one is constructed from that and `options`, the
+            arguments of `LLM`.
 
     When a client goes away (its task is cancelled, or it leaves its loop over `generate`), its request is aborted and
     its cache pages are freed. After an engine error, every client and every later call gets `EngineDead`.
@@ -58,7 +60,10 @@ class AsyncLLM:
         self._llm = LLM(**options) if llm is None else llm
         self._numbers = itertools.count()
         self._aides = ThreadPoolExecutor(2, thread_name_prefix="paceline-aside")
-        self._lanes = [Lane(engine) for engine in self._llm.engines_in_flight()]
+        engines = self._llm.engines_in_flight()
+        self._weights = self.loaded.turn if len(engines) == 1 else nullcontext()
+        """Held by whatever runs passes. A pipeline takes the passes of several engines at once."""
+        self._lanes = [Lane(engine, self._weights) for engine in engines]
         self._lane_of: dict[str, Lane] = {}
         if len(self._lanes) > 1:
             self.take_turns(Turns())
@@ -207,7 +212,7 @@ class AsyncLLM:
         Read from the profile of `paceline tune` where there is one, else measured by a few steps on the engine's
         thread. With several steps in flight, the slowdown that they cause each other is measured as well.
         """
-        costs, count = await self._lanes[0].run(self._llm.pass_costs), len(self._lanes)
+        costs, count = await self.between_steps(self._llm.pass_costs), len(self._lanes)
         costs |= {"seats": count * costs["seats"], "kv_tokens": count * costs["kv_tokens"], "stages": count}
         if count == 1:
             return costs
@@ -240,7 +245,12 @@ class AsyncLLM:
 
     async def between_steps(self, work: Callable[[Engine], _T]) -> _T:
         """Run `work` on the (first) engine's thread between two steps. Raises EngineDead when that thread has ended."""
-        return await self._lanes[0].run(work)
+
+        def alone(engine: Engine) -> _T:
+            with self._weights:
+                return work(engine)
+
+        return await self._lanes[0].run(alone)
 
     async def shutdown(self) -> None:
         """Stop the engine after its current step; clients that still wait get `EngineDead`."""

@@ -47,6 +47,31 @@ async def collect(served: AsyncLLM, prompt: str, params: SamplingParams = GREEDY
     return [output async for output in served.generate(prompt, params, **how)]
 
 
+def test_llms_on_the_same_weights_run_their_steps_in_turn(llm_of):
+    """Those of asyncio, and one in a thread: the kernels' buffers serve one pass at a time."""
+    first = llm_of()
+    want = [output.token_ids for output in first.generate(PROMPTS, GREEDY)]
+    second, third = first.drafting_with("ngram"), first.drafting_with("ngram")
+
+    async def said(served):
+        told = await asyncio.gather(*(collect(served, prompt) for prompt in PROMPTS))
+        return [tuple(token.token_id for output in outputs for token in output.tokens) for outputs in told]
+
+    async def both(served):
+        other, rounds = AsyncLLM(second), 3
+        try:
+            for _ in range(rounds):
+                blocking = asyncio.to_thread(third.generate, PROMPTS, GREEDY)
+                *told, outputs = await asyncio.gather(said(served), said(other), blocking)
+                assert told == [want, want] and [output.token_ids for output in outputs] == want
+            costs = asyncio.gather(served.pass_costs(), said(other))
+            assert (await costs)[1] == want
+        finally:
+            await other.shutdown()
+
+    run(first, both)
+
+
 async def until_idle(served: AsyncLLM) -> dict:
     while True:
         record = await served.metrics()

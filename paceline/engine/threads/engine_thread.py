@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ from paceline.engine.threads.turns import Turns
 from paceline.errors import EngineDead, error_text
 
 _T = TypeVar("_T")
+_ALONE = nullcontext()
 _MOST_TURNS = 4
 """Most rounds of waiting for further requests before the first step after an idle time."""
 
@@ -32,6 +33,7 @@ class EngineThread:
         on_death: called on this thread, once, with the error that ended it; no more outputs follow.
         on_wake: called on this thread before the first step after an idle time, and repeated while it brings in further
             calls. It should wait until callers that are about to submit a request have done so.
+        weights: held during a step, because other engines share the weights (`LoadedModel.turn`).
     """
 
     def __init__(
@@ -40,8 +42,10 @@ class EngineThread:
         on_outputs: Callable[[Sequence[StepOutput]], None],
         on_death: Callable[[EngineDead], None],
         on_wake: Callable[[], None] = lambda: None,
+        weights: AbstractContextManager[None] = _ALONE,
     ) -> None:
         self._engine, self._on_outputs, self._on_death, self._on_wake = engine, on_outputs, on_death, on_wake
+        self._weights = weights
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()
         self._death: EngineDead | None = None
@@ -104,7 +108,7 @@ class EngineThread:
             while not self._is_stopping:
                 self._run_calls()
                 if self._engine.has_unfinished_requests and not self._is_stopping:
-                    with self.turns:
+                    with self.turns, self._weights:
                         self._step_began = time.monotonic()
                         outputs = self._engine.step()
                         self._step_began = None

@@ -6,7 +6,7 @@ Outputs are delivered to the clients' event loops. Not for the clients' interfac
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TypeVar
@@ -47,15 +47,16 @@ class Lane:
 
     Args:
         engine: from now on used by this lane's thread only.
+        weights: see `EngineThread`.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, weights: AbstractContextManager[None]) -> None:
         self.num_open = 0
         """Number of requests that clients wait for; changed on their event loop only."""
         self._clients: dict[str, Client] = {}
         self._held: dict[asyncio.AbstractEventLoop, list[tuple[Client, _Mail]]] = {}
         self._woken = 0.0
-        self.thread = EngineThread(engine, self._deliver, self._deliver_death, self._wait_for_callers)
+        self.thread = EngineThread(engine, self._deliver, self._deliver_death, self._wait_for_callers, weights)
 
     async def run(self, work: Callable[[Engine], _T]) -> _T:
         """Run `work` on the engine's thread between two steps. Raises EngineDead when that thread has ended."""
