@@ -55,8 +55,8 @@ class SamplingParams:
         min_tokens: before this many output tokens, end-of-sequence and stop ids have probability 0, and a stop string
             that is complete by then is ordinary text. A grammar that is complete ends the output all the same.
         max_tokens: most output tokens; None (kept as 2**31 - 1) for as many as the context holds.
-        seed: the source of all randomness of the request; None takes a fresh one. Sample i of n uses seed + i, and so
-            equals the output of a single-sample request with that seed.
+        seed: the source of all randomness of the request; None takes a fresh one. Sample i of n uses seed + i (modulo
+            2^64), and so equals the output of a single-sample request with that seed.
         stop: strings that end the output, 16 of 128 characters at most.
         include_stop_str_in_output: whether the text keeps the stop string that ended it.
         stop_token_ids: ids that end the output, 1024 at most.
@@ -132,7 +132,7 @@ class SamplingParams:
 
     def sample(self, index: int) -> "SamplingParams":
         """The parameters of sample `index` of `n` as a request of its own."""
-        return replace(self, n=1, seed=None if self.seed is None else self.seed + index)
+        return replace(self, n=1, seed=None if self.seed is None else (self.seed + index) % 2**64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,10 @@ def test_numbers_of_numpy_will_do():
     assert [type(each) for each in (params.n, params.temperature, params.stop_token_ids[0])] == [int, float, int]
 
 
+def test_samples_of_the_largest_seed_go_on_from_nought():
+    assert [SamplingParams(seed=2**64 - 1, n=2).sample(i).seed for i in range(2)] == [2**64 - 1, 0]
+
+
 def test_vllms_spellings_of_no_limit():
     assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
     assert SamplingParams(max_tokens=None).max_tokens == 2**31 - 1  # type: ignore[arg-type]

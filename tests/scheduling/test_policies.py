@@ -224,6 +224,15 @@ def test_sarathi_leaves_a_row_for_the_chunk_when_decodes_are_many():
     assert shapes(fake, 1) == [{"a": 0, "b": 0, "c": 0, "e": 1}]
 
 
+def test_sarathi_gives_its_only_row_to_requests_that_have_begun():
+    fake = engine("sarathi", budget=1)
+    first = add(fake, "a", 1, max_tokens=3)
+    fake.step()
+    add(fake, "b", 2)
+    assert shapes(fake, 4) == [{"a": 0}, {"a": 0}, {"b": 1}, {"b": 1}]
+    assert first.finish_time is not None
+
+
 def test_request_level_forms_the_next_batch_when_the_last_one_is_done():
     fake = engine("request_level", budget=16, seats=2)
     short, long = add(fake, "a", 2, max_tokens=2), add(fake, "b", 2, max_tokens=4)

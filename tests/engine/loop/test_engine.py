@@ -276,6 +276,9 @@ def test_abort_returns_what_was_said_and_frees_everything(engine_for):
         ([], GREEDY, "prompt_token_ids.*empty"),
         (list(range(100)) * 6, GREEDY, "prompt_token_ids.*shorten"),
         ([1, 5000], GREEDY, "prompt_token_ids.*5000"),
+        ([5.5], GREEDY, r"prompt_token_ids.*5\.5"),
+        ([True], GREEDY, "prompt_token_ids.*True"),
+        (["a"], GREEDY, "prompt_token_ids.*'a'"),
         ([1], SamplingParams(logit_bias={999: 1.0}), "logit_bias"),
     ],
 )
