@@ -78,11 +78,11 @@ def memory(llm, cache_bytes: int) -> dict:
 
 
 def arrays(value):
-    """Every array in nested tuples."""
+    """Every array in nested tuples; models without a part have None there."""
     if isinstance(value, tuple):
         for each in value:
             yield from arrays(each)
-    else:
+    elif value is not None:
         yield value
 
 
