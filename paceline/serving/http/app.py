@@ -22,7 +22,7 @@ from paceline.serving.http.refusals import error_body, refusal_of
 from paceline.serving.http.request_log import RequestLog
 from paceline.serving.http.stream import ClientGone
 from paceline.serving.models.job import Backend
-from paceline.serving.protocol.anthropic import Messages
+from paceline.serving.protocol.anthropic import Messages, error_of
 from paceline.serving.protocol.dialects import AnyBody
 from paceline.serving.protocol.infill import InfillRequest
 from paceline.serving.protocol.openai import ChatRequest, CompletionRequest
@@ -64,11 +64,13 @@ def build_app(
 
 
 def _handlers() -> dict[Any, Any]:
-    """Exception handlers that return errors in OpenAI's format."""
+    """Exception handlers that return errors in OpenAI's format, or in Anthropic's where that is the protocol."""
 
-    async def refused(_: Request, error: Exception) -> Response:
+    async def refused(request: Request, error: Exception) -> Response:
         refusal = refusal_of(error)
-        return JSONResponse(refusal.body, refusal.status, dict(refusal.headers))
+        is_anthropics = request.url.path.startswith("/v1/messages")
+        body = error_of(refusal.status, refusal.body) if is_anthropics else refusal.body
+        return JSONResponse(body, refusal.status, dict(refusal.headers))
 
     async def not_there(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -168,6 +168,12 @@ class Messages(Dialect):
         }
 
 
+def error_of(status: int, body: Body) -> Body:
+    """OpenAI's error `body` as Anthropic's, which also says that it is one."""
+    kind = {404: "not_found_error"}.get(status, body["error"]["type"])
+    return {"type": "error", "error": body["error"] | {"type": kind}}
+
+
 def _thinks(thinking: Any) -> bool | None:
     """Whether the model is to think, as far as its chat template can be told; None where nothing is said."""
     if thinking is None:

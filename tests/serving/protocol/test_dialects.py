@@ -227,6 +227,12 @@ def test_a_refusal_names_the_field_as_its_protocol_does(ask, path, body, param):
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
 
 
+def test_errors_of_anthropics_say_that_they_are(ask):
+    wrong, unknown = ask("/v1/messages", MESSAGES | {"max_tokens": 0}, MESSAGES | {"model": "nobody"})
+    assert (wrong.json()["type"], wrong.json()["error"]["type"]) == ("error", "invalid_request_error")
+    assert (unknown.json()["type"], unknown.json()["error"]["type"]) == ("error", "not_found_error")
+
+
 def test_an_answer_of_anthropics_has_the_form_that_is_asked_for(ask):
     pytest.importorskip("llguidance")
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
