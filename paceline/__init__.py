@@ -82,7 +82,9 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> object:
     if name not in _HOME_OF:
-        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+        from paceline.vllm_names import NAMES, hint
+
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}{hint(name, NAMES)}")
     return getattr(import_module(_HOME_OF[name]), name)
 
 

@@ -90,6 +90,31 @@ CALL = {
 }
 """Arguments of vLLM's LLM.generate and LLM.chat."""
 
+NAMES = {
+    "LoRARequest": "name the adapter with the model, LLM('BASE+ADAPTER_FOLDER')",
+    "StructuredOutputsParams": "give SamplingParams a mapping, structured_outputs={'json': schema}",
+    "GuidedDecodingParams": "give SamplingParams a mapping, structured_outputs={'json': schema}",
+    "BeamSearchParams": "there is no beam search; use SamplingParams(n=...), and choose by logprobs",
+    "AsyncLLMEngine": "use AsyncLLM",
+    "LLMEngine": "use LLM or AsyncLLM",
+    "EngineArgs": "give LLM its arguments",
+}
+"""Names of vLLM's package."""
+
+METHODS = {
+    "beam_search": "there is no beam search; use SamplingParams(n=...), and choose by logprobs",
+    "encode": "there are no embeddings; token_ids_of tokenises",
+    "embed": "there are no embeddings",
+    "classify": "there are no classifiers",
+    "score": "there are no rankers; SamplingParams(prompt_logprobs=0) scores a text",
+    "get_default_sampling_params": "use SamplingParams()",
+    "get_metrics": "use llm.engine.metrics",
+    "llm_engine": "use llm.engine",
+    "shutdown": "use llm.close()",
+    "sleep": "use llm.close()",
+}
+"""Attributes of vLLM's LLM."""
+
 
 COMMAND_LINE = {
     name: remedy for name, remedy in {**SAMPLING, **ENGINE}.items() if remedy.startswith("leave it out")
@@ -164,6 +189,11 @@ def refuse(given: Iterable[str], table: Mapping[str, str]) -> None:
     for name in given:
         if name in table:
             raise InvalidParameter(name, "is not known here", table[name])
+
+
+def hint(name: str, table: Mapping[str, str]) -> str:
+    """How an error about the attribute `name` ends: with the remedy, where the table has one."""
+    return f"; {table[name]}" if name in table else ""
 
 
 def knows_vllm(table: Mapping[str, str]) -> Callable[[_F], _F]:

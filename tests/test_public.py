@@ -17,6 +17,8 @@ def test_public_names_are_listed_once_and_exist():
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="LMM"):
         _ = paceline.LMM
+    with pytest.raises(AttributeError, match=r"LoRARequest.*BASE\+ADAPTER"):
+        _ = paceline.LoRARequest
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
 from paceline.drafters.auto import AUTO, resolve_drafter
@@ -25,7 +25,7 @@ from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.models.text.tokenizer import Tokenizer
 from paceline.types import NamedProgress, RequestOutput, SamplingParams, silent
-from paceline.vllm_names import CALL, knows_vllm
+from paceline.vllm_names import CALL, METHODS, hint, knows_vllm
 
 
 class LLM:
@@ -153,6 +153,11 @@ class LLM:
         """
         with self._turn:  # between two steps
             self._loaded.close()
+
+    if not TYPE_CHECKING:  # or a type checker would take every attribute for one
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"'LLM' object has no attribute {name!r}{hint(name, METHODS)}")
 
     def __enter__(self) -> "LLM":
         return self

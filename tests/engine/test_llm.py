@@ -282,6 +282,12 @@ def own_llm(tiny):  # its folder for converted weights
     return llm
 
 
+def test_methods_of_vllms_say_what_to_use(llm):
+    with pytest.raises(AttributeError, match=r"get_metrics.*use llm\.engine\.metrics"):
+        llm.get_metrics()
+    assert not hasattr(llm, "no_such_thing")
+
+
 def test_a_closed_llm_and_all_on_its_weights_refuse_to_generate(own_llm):
     sibling, stream = own_llm.drafting_with("ngram"), own_llm.stream("abc", SHORT)
     next(stream)
