@@ -68,7 +68,7 @@ ENGINE = {
     "hf_overrides": "leave it out: the model's config counts",
     "tokenizer_mode": "leave it out: the model brings its own",
     "load_format": "leave it out: safetensors folders and GGUF files are told apart",
-    "generation_config": "leave it out, and give SamplingParams",
+    "generation_config": "give SamplingParams instead",
     "logits_processors": "use logit_bias, bad_words, allowed_token_ids or structured_outputs of SamplingParams",
     "guided_decoding_backend": "leave it out: llguidance is the only one",
     "structured_outputs_config": "leave it out: llguidance is the only one",

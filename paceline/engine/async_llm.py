@@ -42,8 +42,8 @@ class AsyncLLM:
 
     Args:
         llm: the model to serve; nothing else may use it from now on. Others with its weights (`drafting_with`) run
-            their steps in turn with it. When it is a name or None, one is constructed from that and `options`, the
-            arguments of `LLM`.
+            their steps in turn with it, but not beside a pipeline of several stages. When it is a name or None, one is
+            constructed from that and `options`, the arguments of `LLM`.
 
     When a client goes away (its task is cancelled, or it leaves its loop over `generate`), its request is aborted and
     its cache pages are freed. After an engine error, every client and every later call gets `EngineDead`.

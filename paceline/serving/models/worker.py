@@ -172,13 +172,18 @@ def _thinking(job: Job, prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking
         return "none"
     if tokenizer.speaks_harmony:
         return "several"
-    return "open" if _opens(prompt, tags, tokenizer) else "tagged"
+    return "open" if _opens(job, prompt, tags, tokenizer) else "tagged"
 
 
-def _opens(prompt: Sequence[int], tags: ThoughtTags, tokenizer: Tokenizer) -> bool:
-    """Whether a prompt ends within a thought."""
+def _opens(job: Job, prompt: Sequence[int], tags: ThoughtTags, tokenizer: Tokenizer) -> bool:
+    """Whether a prompt ends within a thought: with its opening, or in an answer that goes on from there.
+
+    The tag may also stand in what the user says, before that.
+    """
     end = tokenizer.decode(prompt[-_OPENING:], skip_special=False)
-    return end.rfind(tags.opening) > end.rfind(tags.closing)
+    if job.continue_final_message:
+        return end.rfind(tags.opening) > end.rfind(tags.closing)
+    return end.rstrip().endswith(tags.opening)
 
 
 def _without_thought(job: Job, prompt: Sequence[int], tokenizer: Tokenizer) -> list[int]:
@@ -186,7 +191,7 @@ def _without_thought(job: Job, prompt: Sequence[int], tokenizer: Tokenizer) -> l
     tags = tokenizer.thought_tags
     if job.params.structured_outputs is None or job.continue_final_message or tags is None:
         return []
-    is_open = not tokenizer.speaks_harmony and _opens(prompt, tags, tokenizer)
+    is_open = not tokenizer.speaks_harmony and _opens(job, prompt, tags, tokenizer)
     return tokenizer.encode(f"\n{tags.closing}\n\n", add_special_tokens=False) if is_open else []
 
 

@@ -176,12 +176,12 @@ def error_of(status: int, body: Body) -> Body:
 
 def _thinks(thinking: Any) -> bool | None:
     """Whether the model is to think, as far as its chat template can be told; None where nothing is said."""
-    if thinking is None:
+    if not thinking:
         return None
     kind = thinking.get("type") if isinstance(thinking, Mapping) else thinking
     if kind not in ("enabled", "adaptive", "disabled"):
         problem = f"{str(kind)[:40]!r} is no type of it"
-        raise InvalidParameter("thinking", problem, "send {'type': 'enabled'} or {'type': 'disabled'}")
+        raise InvalidParameter("thinking", problem, "send {'type': 'enabled'}, 'adaptive' or 'disabled'")
     return kind != "disabled"
 
 

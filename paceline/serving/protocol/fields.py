@@ -89,27 +89,34 @@ class Extras(BaseModel):
     stats: bool = False
 
 
-_ELSEWHERE = {name: SAMPLING[name] for name in (
-    "best_of", "detokenize", "guided_decoding", "length_penalty", "logits_processors", "max_new_tokens",
-    "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens", "use_beam_search",
+_OURS = {
+    "repeat_penalty": ("repetition_penalty",),
+    "n_predict": ("max_tokens", "max_output_tokens"), "max_new_tokens": ("max_tokens", "max_output_tokens"),
+    "max_tokens": ("max_output_tokens",), "max_completion_tokens": ("max_output_tokens", "max_tokens"),
+    "grammar": ("structured_outputs",), "guided_decoding": ("structured_outputs",),
+    "output_format": ("response_format", "output_config", "text"), "response_format": ("output_config", "text"),
+    "structured_outputs": ("output_config", "text"),
+    "functions": ("tools",), "function_call": ("tool_choice",), "best_of": ("n",), "logits_processors": ("logit_bias",),
+    "stop": ("stop_sequences",), "stop_sequences": ("stop",), "content": ("prompt", "input"),
+    "input": ("messages", "prompt"),
+}  # fmt: skip
+"""What other servers and protocols call fields of ours; where there are several, an endpoint has one of them."""
+_WITHOUT = {name: SAMPLING[name] for name in (
+    "detokenize", "length_penalty", "skip_special_tokens", "spaces_between_special_tokens", "use_beam_search",
 )} | {
-    "repeat_penalty": "use repetition_penalty",
-    "n_predict": "use max_tokens",
-    "grammar": "use structured_outputs, {'grammar': ...}",
-    "functions": "use tools",
-    "function_call": "use tool_choice",
-    "output_format": "use response_format",
-    "echo": "leave it out, or ask for a completion",
+    "truncate_prompt_tokens": "cut the prompt",
     "chat_template": "start the server with --chat-template",
     "guided_decoding_backend": "leave it out: llguidance is the only one",
-    "content": "use prompt, or messages",
 }  # fmt: skip
-"""Fields of other servers and of other protocols, with what to do instead."""
+"""Fields of other servers that have no counterpart, with what to do."""
 
 
 def not_served(field: str, known: Iterable[str]) -> InvalidParameter:
-    """The error for a field that is none of the `known`."""
-    return InvalidParameter(field, "is not served", _ELSEWHERE.get(field) or nearest(field, known) + "leave it out")
+    """The error for a field that is none of the `known` ones of an endpoint."""
+    known = set(known)
+    ours = next((name for name in _OURS.get(field, ()) if name in known), None)
+    remedy = f"use {ours}" if ours else _WITHOUT.get(field) or nearest(field, known) + "leave it out"
+    return InvalidParameter(field, "is not served", remedy)
 
 
 def check_extra(extra: Mapping[str, Any], known: Iterable[str]) -> None:

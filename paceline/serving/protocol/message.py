@@ -7,6 +7,9 @@ from pydantic import BaseModel, ConfigDict
 from paceline.errors import InvalidParameter
 from paceline.models.text.messages import known_role
 
+_SAID_OTHERWISE = ("tool_calls", "function_call", "refusal", "reasoning_content", "reasoning")
+"""Fields of an assistant's turn that may stand in place of its content."""
+
 
 class Part(BaseModel):
     """A piece of a message."""
@@ -35,8 +38,12 @@ class Message(BaseModel):
     def _text(self, where: str) -> str:
         if isinstance(self.content, str):
             return self.content
-        is_missing = "content" not in self.model_fields_set if self.role == "tool" else not self.content
-        if is_missing and self.role != "assistant":  # which may call tools and say nothing
+        is_absent = "content" not in self.model_fields_set
+        if self.role == "assistant":  # which may call tools and say nothing
+            is_missing = is_absent and not any((self.model_extra or {}).get(name) for name in _SAID_OTHERWISE)
+        else:
+            is_missing = is_absent or (not self.content and self.role != "tool")
+        if is_missing:
             raise InvalidParameter(f"{where}.content", "is missing", "give a text, or a list of text parts")
         for number, part in enumerate(self.content or ()):
             if part.type not in ("text", "input_text", "output_text", "refusal"):

@@ -281,8 +281,8 @@ class ChatRequest(Request):
                 raise InvalidParameter(super().sent_name("structured_outputs"), problem, "give one of the two")
             more["structured_outputs"] = tools.grammar
         params = self.params(NO_LIMIT, **more)
-        if params.structured_outputs is not None:  # a grammar leaves no room for thoughts
-            template.setdefault("enable_thinking", False)
+        if params.structured_outputs is not None:  # thoughts have no place in a grammar
+            template["enable_thinking"] = False
         if tools.grammar is not None:  # stops are for the content, and a demanded call has none
             params = replace(params, stop=(), stop_token_ids=())
         ending = {"add_generation_prompt": self.add_generation_prompt and not self.continue_final_message,

@@ -200,6 +200,7 @@ def test_what_is_not_served_is_refused(ask, path, body, param):
     ("/v1/chat/completions", TALK | {"messages": [{"role": "system", "content": None}]}, "messages[0].content"),
     ("/v1/chat/completions", TALK | {"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
     ("/v1/chat/completions", TALK | {"messages": [{"role": "tool"}]}, "messages[0].content"),
+    ("/v1/chat/completions", TALK | {"messages": [{"role": "assistant", "contents": "x"}]}, "messages[0].content"),
     ("/v1/chat/completions", TALK | {"messages": [{"role": "user", "content": [{"type": "text", "texts": "x"}]}]},
      "messages[0].content[0]"),
     ("/v1/responses", RESPONSES | {"max_output_tokens": 0}, "max_output_tokens"),

@@ -142,6 +142,8 @@ def test_a_stream_that_begins_with_its_prompt_is_one_event(ask):
         (CHATS, "temprature", "did you mean temperature?"), (CHATS, "functions", "use tools"),
         (COMPLETIONS, "n_predict", "use max_tokens"), (COMPLETIONS, "max_token", "did you mean max_tokens?"),
         (RESPONSES, "max_output_token", "did you mean max_output_tokens?"),
+        (RESPONSES, "n_predict", "use max_output_tokens"), (RESPONSES, "output_format", "use text"),
+        (RESPONSES, "content", "use input"),
     ],
 )  # fmt: skip
 def test_a_field_of_another_server_says_what_to_send(ask, path, field, remedy):

@@ -92,6 +92,9 @@ def test_a_thought_that_the_template_opens_is_closed_before_a_grammar(monkeypatc
     [job], [free] = (ChatRequest.model_validate(body).jobs("1") for body in (bound, CHAT))
     assert tokenizer.decode(closed(job, prompt, tokenizer)) == "\n</think>\n\n"
     assert closed(free, prompt, tokenizer) == closed(job, tokenizer.encode("a"), tokenizer) == []
+    assert closed(job, tokenizer.encode("Why <think>?\nassistant\n"), tokenizer) == []  # the user's own words
+    told = CHAT | {"structured_outputs": {"choice": ["yes"]}, "chat_template_kwargs": {"enable_thinking": True}}
+    assert ChatRequest.model_validate(told).jobs("1")[0].template["enable_thinking"] is False
     assert job.template["enable_thinking"] is False and "enable_thinking" not in free.template
     monkeypatch.setattr(ThinkingTokenizer, "speaks_harmony", True)
     assert closed(job, prompt, tokenizer) == []
