@@ -14,6 +14,13 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _C = TypeVar("_C")
 
 _IGNORED = "leave it out"
+_NO_BEAMS = "there is no beam search; use SamplingParams(n=...), and choose by logprobs"
+_WITH_THE_MODEL = "leave it out: the model BASE+ADAPTER_FOLDER is BASE with that adapter"
+_OF_THE_MODEL = "leave it out: the model brings its own"
+_CONFIG_SAYS = "leave it out: the model's config says it"
+_AT_REVISION = "name it with the model, hf:OWNER/MODEL@REVISION"
+_A_MAPPING = "give SamplingParams a mapping, structured_outputs={'json': schema}"
+ONE_GRAMMAR_ENGINE = "leave it out: llguidance is the only one"
 
 SAMPLING = {
     "guided_decoding": "use structured_outputs, e.g. {'json': schema}",
@@ -50,7 +57,7 @@ ENGINE = {
     "gpu_memory_utilization": "use memory_fraction, the cache's share of the free memory",
     "enable_prefix_caching": "use prefix_caching",
     "quantization": "use dtype, e.g. dtype='int8'",
-    "tokenizer": "leave it out: the model brings its own",
+    "tokenizer": _OF_THE_MODEL,
     "trust_remote_code": "leave it out: no code of models is run",
     "enforce_eager": _IGNORED,
     "enable_chunked_prefill": "leave it out: long prompts are always read in chunks",
@@ -59,25 +66,25 @@ ENGINE = {
     "disable_log_stats": _IGNORED,
     "seed": "give a seed to the requests' SamplingParams",
     "data_parallel_size": "start one server for each replica, or plan them with paceline place",
-    "rope_scaling": "leave it out: the model's config says it",
-    "rope_theta": "leave it out: the model's config says it",
+    "rope_scaling": _CONFIG_SAYS,
+    "rope_theta": _CONFIG_SAYS,
     "model_impl": "use executor",
-    "revision": "name it with the model, hf:OWNER/MODEL@REVISION",
-    "tokenizer_revision": "name it with the model, hf:OWNER/MODEL@REVISION",
+    "revision": _AT_REVISION,
+    "tokenizer_revision": _AT_REVISION,
     "download_dir": "set the environment variable PACELINE_CACHE",
     "hf_overrides": "leave it out: the model's config counts",
-    "tokenizer_mode": "leave it out: the model brings its own",
+    "tokenizer_mode": _OF_THE_MODEL,
     "load_format": "leave it out: safetensors folders and GGUF files are told apart",
     "generation_config": "give SamplingParams instead",
     "logits_processors": "use logit_bias, bad_words, allowed_token_ids or structured_outputs of SamplingParams",
-    "guided_decoding_backend": "leave it out: llguidance is the only one",
-    "structured_outputs_config": "leave it out: llguidance is the only one",
+    "guided_decoding_backend": ONE_GRAMMAR_ENGINE,
+    "structured_outputs_config": ONE_GRAMMAR_ENGINE,
     "compilation_config": "leave it out: kernels are compiled once and kept",
     "distributed_executor_backend": "leave it out: processes of this machine are used, or paceline place and Ray",
-    "max_loras": "leave it out: the model BASE+ADAPTER_FOLDER is BASE with that adapter",
+    "max_loras": _WITH_THE_MODEL,
     "n_ctx": "use max_model_len",
     "n_gpu_layers": "use device, e.g. device='cuda:0'",
-    "enable_lora": "leave it out: the model BASE+ADAPTER_FOLDER is BASE with that adapter",
+    "enable_lora": _WITH_THE_MODEL,
 }
 """Arguments of vLLM's LLM."""
 
@@ -92,9 +99,9 @@ CALL = {
 
 NAMES = {
     "LoRARequest": "name the adapter with the model, LLM('BASE+ADAPTER_FOLDER')",
-    "StructuredOutputsParams": "give SamplingParams a mapping, structured_outputs={'json': schema}",
-    "GuidedDecodingParams": "give SamplingParams a mapping, structured_outputs={'json': schema}",
-    "BeamSearchParams": "there is no beam search; use SamplingParams(n=...), and choose by logprobs",
+    "StructuredOutputsParams": _A_MAPPING,
+    "GuidedDecodingParams": _A_MAPPING,
+    "BeamSearchParams": _NO_BEAMS,
     "AsyncLLMEngine": "use AsyncLLM",
     "LLMEngine": "use LLM or AsyncLLM",
     "EngineArgs": "give LLM its arguments",
@@ -102,7 +109,7 @@ NAMES = {
 """Names of vLLM's package."""
 
 METHODS = {
-    "beam_search": "there is no beam search; use SamplingParams(n=...), and choose by logprobs",
+    "beam_search": _NO_BEAMS,
     "encode": "there are no embeddings; token_ids_of tokenises",
     "embed": "there are no embeddings",
     "classify": "there are no classifiers",

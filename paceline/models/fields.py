@@ -135,7 +135,7 @@ class Fields:
 
 def refuse(field: str, problem: str) -> UnsupportedModel:
     """The error for a field of a model's configuration whose file is not known."""
-    return UnsupportedModel(f"{field}: {problem}; {_OTHERWISE}")
+    return Fields({}).refuse(field, problem)
 
 
 def shown(value: object) -> str:

@@ -25,6 +25,7 @@ from paceline.models.json_file import read_json
 
 CONFIG = "adapter_config.json"
 _AGAIN = "save the adapter again"
+_MERGE = "merge it with PEFT's merge_and_unload and save the model"
 _WEIGHTS, _PICKLED = "adapter_model.safetensors", "adapter_model.bin"
 _OWN = r"(?:base_model\.model\.)?(?:_orig_mod\.)?"
 _PART = re.compile(_OWN + r"(.+)\.lora_(?:(embedding)_)?(A|B|magnitude_vector)(?:\.\w+)??(?:\.weight)?")
@@ -194,8 +195,7 @@ def _check_settings(fields: Fields, folder: Path) -> None:
     """Refuse what would compute something else, also by settings that are not known here."""
     kind = fields.get("peft_type", None)
     if kind != "LORA":
-        remedy = "merge it with PEFT's merge_and_unload and save the model"
-        raise UnsupportedModel(f"{folder}: peft_type: {shown(kind)} is not implemented, only LORA; {remedy}")
+        raise UnsupportedModel(f"{folder}: peft_type: {shown(kind)} is not implemented, only LORA; {_MERGE}")
     for name, value in fields.items():
         if value and name not in _READ | _WITHOUT_EFFECT:
             remedy = "merge the adapter with PEFT's merge_and_unload and save the model"
@@ -220,7 +220,7 @@ def _add(updates: dict[str, Update], name: str, entry: StoredTensor, path: Path)
             _put(update, "magnitude", Part((size,), lambda: values.read().reshape(-1)), name, path)
         elif len(entry.shape) != 2:
             problem = f"{shown(name)} has shape {entry.shape}: only matrices can be updated"
-            raise UnsupportedModel(f"{path}: {problem}; merge it with PEFT's merge_and_unload and save the model")
+            raise UnsupportedModel(f"{path}: {problem}; {_MERGE}")
         elif part[2] is not None:
             _put(update, "up" if kind == "A" else "down", values.turned, name, path)
         else:

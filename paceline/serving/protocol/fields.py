@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from paceline.errors import InvalidParameter, nearest
 from paceline.serving.protocol.closed_schema import closed
-from paceline.vllm_names import SAMPLING
+from paceline.vllm_names import ONE_GRAMMAR_ENGINE, SAMPLING
 
 
 def _no_flag(value: Any) -> Any:
@@ -106,7 +106,7 @@ _WITHOUT = {name: SAMPLING[name] for name in (
 )} | {
     "truncate_prompt_tokens": "cut the prompt",
     "chat_template": "start the server with --chat-template",
-    "guided_decoding_backend": "leave it out: llguidance is the only one",
+    "guided_decoding_backend": ONE_GRAMMAR_ENGINE,
 }  # fmt: skip
 """Fields of other servers that have no counterpart, with what to do."""
 
