@@ -19,10 +19,10 @@ KINDS = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionReque
 
 
 def read_requests(path: Path) -> list[dict[str, Any]]:
-    """The lines of a batch file, each with ``custom_id``, ``url`` and ``body``.
+    """The lines of a batch file, each with ``custom_id`` and ``body``; what is wrong with a ``url`` is its answer.
 
     Raises:
-        InvalidParameter: the file cannot be read, a line is not a request, or two lines have the same id.
+        InvalidParameter: the file cannot be read, a line has no id or body, or two lines have the same id.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON keeps other ends of lines in its strings
@@ -76,7 +76,7 @@ async def _answer(front: Front, request: dict[str, Any]) -> dict[str, Any]:
     head = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": request["custom_id"]}
     try:
         whole = {key: value for key, value in request["body"].items() if key not in ("stream", "stream_options")}
-        body = parse(json.dumps(whole).encode(), KINDS[request["url"]])
+        body = parse(json.dumps(whole).encode(), _kind(request))
         with as_sent(body.sent_name):
             jobs, answer = front.prepared(body)
             status, told = 200, await front.whole(body, jobs, answer)
@@ -84,6 +84,15 @@ async def _answer(front: Front, request: dict[str, Any]) -> dict[str, Any]:
         refusal = refusal_of(error)
         status, told = refusal.status, refusal.body
     return head | {"response": {"status_code": status, "request_id": head["id"], "body": told}, "error": None}
+
+
+def _kind(request: dict[str, Any]) -> type[CompletionRequest] | type[ChatRequest]:
+    """The type of a request. Raises InvalidParameter for a ``url`` that batches do not serve."""
+    url = request.get("url")
+    if isinstance(url, str) and url in KINDS:
+        return KINDS[url]
+    problem = "is missing" if url is None else f"{url!r} is not served in a batch"
+    raise InvalidParameter("url", problem, f"use one of {', '.join(KINDS)}")
 
 
 def _request(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -96,6 +105,4 @@ def _request(path: Path, number: int, line: str) -> dict[str, Any]:
         raise InvalidParameter("input", f"{where} has no body", "see docs/serving.md")
     if not isinstance(found.get("custom_id"), str):
         raise InvalidParameter("input", f"{where} has no custom_id", "give every line its own text")
-    if found.get("url") not in KINDS:
-        raise InvalidParameter("input", f"{where}: url {found.get('url')!r}", f"use one of {', '.join(KINDS)}")
     return found

@@ -32,6 +32,7 @@ def test_every_line_is_answered(make_llm, tmp_path):
     path = written(tmp_path / "in", [
         line("a", prompt="abcabc", ignore_eos=True), line("b", "/v1/chat/completions", messages=messages, stream=True),
         line("c", prompt="x", temperature=-1), line("d", prompt="abcabc", ignore_eos=True),
+        line("e", "/v1/embeddings", input="x"), line("f", ["/v1/completions"], prompt="x"), line("g", None, prompt="x"),
     ])  # fmt: skip
     lines = []
 
@@ -42,10 +43,14 @@ def test_every_line_is_answered(make_llm, tmp_path):
 
     asyncio.run(scene())
     told = {each["custom_id"]: each["response"] for each in lines}
-    assert {name: each["status_code"] for name, each in told.items()} == {"a": 200, "b": 200, "c": 400, "d": 200}
+    assert {name for name, each in told.items() if each["status_code"] == 200} == {"a", "b", "d"}
+    assert {name for name, each in told.items() if each["status_code"] == 400} == {"c", "e", "f", "g"}
     assert told["a"]["body"]["choices"] == told["d"]["body"]["choices"]
     assert told["b"]["body"]["object"] == "chat.completion"
     assert told["c"]["body"]["error"]["param"] == "temperature"
+    assert {told[name]["body"]["error"]["param"] for name in "efg"} == {"url"}
+    said = "url: '/v1/embeddings' is not served in a batch; use one of /v1/chat/completions, /v1/completions"
+    assert told["e"]["body"]["error"]["message"] == said
 
 
 def test_the_exit_code_says_whether_every_request_has_an_answer(make_llm, tmp_path, monkeypatch):
@@ -116,7 +121,6 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path):
     "lines",
     [
         [line("a", prompt="x"), line("a", prompt="y")],
-        [line("a", url="/v1/embeddings")],
         [{"custom_id": "a", "url": "/v1/completions"}],
         [{"url": "/v1/completions", "body": {}}],
         [3],
