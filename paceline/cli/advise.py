@@ -136,7 +136,7 @@ class Wishes:
 @grouped
 def advise(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="Built-in name, GGUF file, folder or hub id.")] = o.DEFAULT_MODEL,
+    model: o.ModelOrServers = o.DEFAULT_MODEL,
     *,
     question: Question,
     times: Times,

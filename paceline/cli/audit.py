@@ -60,7 +60,7 @@ class Question:
 @grouped
 def audit(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="Built-in name, GGUF file, folder or hub id.")] = o.DEFAULT_MODEL,
+    model: o.ModelOrServers = o.DEFAULT_MODEL,
     *,
     question: Question,
     drafting: Drafting,

@@ -184,9 +184,7 @@ class BenchMachine(Machine):
 
 @grouped
 def bench(
-    model: Annotated[
-        str, typer.Argument(help="Built-in name, GGUF file, folder or hub id; none to measure servers only.")
-    ] = o.DEFAULT_MODEL,
+    model: o.ModelOrServers = o.DEFAULT_MODEL,
     *,
     asked: Prompts,
     compared: Arms,

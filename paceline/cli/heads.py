@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from paceline.cli.options import model as o
+from paceline.cli.options.model_argument import model_by_position
 from paceline.cli.terminal.streams import messages, output, progress_bars, show_table
 from paceline.errors import InvalidParameter
 
@@ -46,6 +47,7 @@ def group() -> None:
 
 
 @app.command("list")
+@model_by_position
 def list_heads(model: Target = None, as_json: o.Json = False) -> None:
     """List the heads that have a name, or those made for one model.
 

@@ -14,6 +14,8 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
+from paceline.cli.options.model_argument import NAME as MODEL_ARGUMENT
+from paceline.cli.options.model_argument import model_by_position
 from paceline.cli.terminal.streams import messages, tell_warning
 from paceline.errors import PacelineError
 from paceline.vllm_names import refuse_option
@@ -30,14 +32,19 @@ class _Commands(TyperGroup):
             kind = type(error).__name__  # click's; newer versions of typer have click inside
             if kind == "NoSuchOption":
                 refuse_option(error.option_name)  # type: ignore[attr-defined]
-            if kind == "UsageError" and "unexpected extra argument" in str(error) and _names_model(error):
-                error.message += "; the model goes to -m/--model"  # type: ignore[attr-defined]
+            if kind == "UsageError" and "unexpected extra argument" in str(error) and error.ctx is not None:  # type: ignore[attr-defined]
+                error.message += _with_model(error.ctx)  # type: ignore[attr-defined]
             raise
 
 
-def _names_model(error: Any) -> bool:
-    """Whether the command that refused its arguments has an option for the model."""
-    return error.ctx is not None and any("--model" in one.opts for one in error.ctx.command.params)
+def _with_model(context: typer.Context) -> str:
+    """How a command with other arguments is told its model; empty for others."""
+    parameters = context.command.params
+    arguments = [one for one in parameters if one.param_type_name == "argument"]
+    if any(one.name == MODEL_ARGUMENT for one in arguments) or not any("--model" in one.opts for one in parameters):
+        return ""
+    shown = " ".join(one.metavar or (one.name or "").upper() for one in arguments)
+    return f"; the model goes to -m: {context.command_path} -m MODEL {shown}"
 
 
 app = typer.Typer(
@@ -67,7 +74,7 @@ for panel, names in COMMANDS.items():
         function = name.replace("-", "_")
         context = {"auto_envvar_prefix": "PACELINE"} if name == "serve" else None
         made = app.command(name, rich_help_panel=panel, context_settings=context)
-        made(getattr(import_module(f"paceline.cli.{function}"), function))
+        made(model_by_position(getattr(import_module(f"paceline.cli.{function}"), function)))
 for panel, names in GROUPS.items():
     for name in names:
         app.add_typer(import_module(f"paceline.cli.{name}").app, name=name, rich_help_panel=panel)

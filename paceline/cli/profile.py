@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 def profile(
     model: Annotated[
-        str, typer.Argument(help="The model's config.json, its folder, or a built-in name, GGUF file or hub id.")
-    ],
+        str | None,
+        typer.Option(
+            "--model", "-m", help="The model's config.json, its folder, or a built-in name, GGUF file or hub id."
+        ),
+    ] = None,
     device: Annotated[
         str | None, typer.Option("--device", help="A data sheet: a name (h100, a100-80gb, l4, ...) or a file.")
     ] = None,
@@ -63,6 +66,8 @@ def profile(
     from paceline.placement.profiling.compare import scale_of, typical_error
 
     check_outputs(output, None)
+    if model is None:
+        raise InvalidParameter("model", "is missing", "name it, e.g. paceline profile llama-8b/config.json")
     called, config = _config(model)
     called = name or called
     work = ModelWork.of(config, weight_bytes, kv_bytes)

@@ -52,9 +52,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
 
 @grouped
 def serve(
-    model: Annotated[
-        str | None, typer.Argument(help="Built-in name, GGUF file, safetensors folder or hub id; not with --cluster.")
-    ] = None,
+    model: o.ModelOrPlan = None,
     *,
     plan: ClusterOptions,
     served_model_name: Annotated[

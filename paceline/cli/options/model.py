@@ -45,14 +45,15 @@ def option(panel: str, *names: str, help: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
-Model = Annotated[
-    str,
-    option(
-        MACHINE, "--model", "-m",
-        help="Built-in name, GGUF file, safetensors folder or hub id (hf:owner/model:Q4_K_M); "
-        "BASE+ADAPTER with a LoRA adapter.",
-    ),
-]  # fmt: skip
+_NAMED = (
+    "Built-in name, GGUF file, safetensors folder or hub id (hf:owner/model:Q4_K_M); BASE+ADAPTER with a LoRA adapter."
+)
+Model = Annotated[str, option(MACHINE, "--model", "-m", help=_NAMED)]
+ModelOrServers = Annotated[
+    str, option(MACHINE, "--model", "-m", help=f"{_NAMED} With --url, none stands for no model beside the server.")
+]
+ModelOrPlan = Annotated[str | None, option(MACHINE, "--model", "-m", help=f"{_NAMED} Not with --cluster.")]
+"""Commands with one of these take the model by position, too, unless they have arguments (`model_argument.py`)."""
 Draft = Annotated[
     str,
     option(

@@ -22,7 +22,7 @@ def command_line(context: typer.Context) -> str:
         if name in _LEFT_OUT or is_for_text_alone:
             continue
         if parameter.param_type_name == "argument":
-            arguments.append(str(value))
+            arguments += [] if value is None else [str(value)]
         elif name in _ALWAYS or not is_default:
             options += [min(parameter.opts, key=len), *([] if value is True else [_word(name, value)])]
     return shlex.join(["paceline", "train", context.info_name or "", *arguments, *options])

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from paceline.cli.options import model as o
+from paceline.cli.options.model_argument import model_by_position
 from paceline.cli.options.prompts import prompt_ids, read_prompts
 from paceline.cli.terminal.streams import output as standard_output
 from paceline.cli.terminal.streams import progress_bars, show_table
@@ -21,10 +22,8 @@ from paceline.extras import check_torch
 from paceline.types import SamplingParams
 
 app = typer.Typer(help="Train small parts on your own model and prompts.", no_args_is_help=True)
-app.command()(head)
-app.command()(draft)
-app.command()(joint)
-app.command()(memory)
+for command in (head, draft, joint, memory):
+    app.command()(model_by_position(command))
 
 
 @app.callback()
@@ -33,6 +32,7 @@ def group() -> None:
 
 
 @app.command()
+@model_by_position
 def disco(
     prompts: Annotated[Path, typer.Option("--prompts", help="Text file, a prompt per line, or .jsonl with `prompt`.")],
     draft_model: Annotated[str, typer.Option("--draft-model", help="Smaller model of the same vocabulary.")],
