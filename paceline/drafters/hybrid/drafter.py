@@ -38,6 +38,11 @@ _PRIOR_WEIGHT = 4.0
 """Weight, in drafts, of earlier requests' rates as the prior of a new request."""
 _IN_A_ROW = 4
 """Largest number of new tokens since the latest draft for which a draft's time counts as drafting, not as prefill."""
+_ADD = (
+    "add --draft-model MODEL (model=...), or draft with the model's own head: --draft-option "
+    """'drafters=["suffix", "head"]' (options={"drafters": [...]})"""
+)
+"""What a hybrid without a draft model needs."""
 
 
 class Hybrid:
@@ -244,6 +249,8 @@ def make_hybrid(
     """
     if isinstance(drafters, str):
         raise InvalidParameter("drafters", f"{drafters!r} is one name", "give a list, e.g. ['suffix', 'draft_model']")
+    if model is None and "draft_model" in drafters:
+        raise InvalidParameter("model", "hybrid drafts with a smaller model, too, and none is named", _ADD)
     try:
         children = [make_child(services, wanted, model, dtype) for wanted in drafters]
     except InvalidParameter as error:

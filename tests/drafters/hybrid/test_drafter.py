@@ -411,5 +411,12 @@ def test_what_cannot_work_is_refused(build, field):
 
 
 def test_what_a_child_lacks_is_said_of_the_hybrid():
-    with pytest.raises(InvalidParameter, match=r"model: in hybrid, drafter 'draft_model' .*--draft-model"):
-        make_drafter("hybrid", object(), drafters=["draft_model", "ngram"])  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameter, match=r"model: in hybrid, drafter 'cross_vocabulary' .*--draft-model"):
+        make_drafter("hybrid", object(), drafters=["cross_vocabulary", "ngram"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("drafters", [{}, {"drafters": ["draft_model", "ngram"]}])
+def test_without_a_draft_model_it_says_what_to_add(drafters):
+    added = r"""add --draft-model MODEL \(model=...\), or .* --draft-option 'drafters=\["suffix", "head"\]'"""
+    with pytest.raises(InvalidParameter, match=f"^model: hybrid drafts with a smaller model, too, .*{added}"):
+        make_drafter("hybrid", object(), **drafters)  # type: ignore[arg-type]
