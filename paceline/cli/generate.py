@@ -9,7 +9,7 @@ import typer
 
 from paceline.cli.options import model as o
 from paceline.cli.options.groups import Devices, Drafting, Sampling, grouped
-from paceline.cli.options.prompts import argument_text, read_standard_input
+from paceline.cli.options.prompts import argument_text, read_standard_input, read_text
 from paceline.cli.terminal.runs import LEGEND, TokenPrinter, closing_table, is_identical, verdict, why_cut, why_short
 from paceline.cli.terminal.streams import messages, output, show_table, tell_waiting, warnings_later
 from paceline.errors import InvalidParameter, PromptTooLong
@@ -33,7 +33,8 @@ class Answer(Sampling):
         False
     )
     json_schema: Annotated[
-        Path | None, o.option(o.SAMPLING, "--json-schema", help="The answer is JSON that follows this schema's file.")
+        str | None,
+        o.option(o.SAMPLING, "--json-schema", help="The answer is JSON that follows this schema: a file, or itself."),
     ] = None
     regex: Annotated[str | None, o.option(o.SAMPLING, "--regex", help="The answer matches this expression.")] = None
 
@@ -86,6 +87,8 @@ def generate(
         paceline generate -m coder.gguf --suffix "    return total" "def mean(values):"
 
         paceline generate --json-schema person.json "Invent a person. Answer in JSON."
+
+        paceline generate --json-schema '{"type": "object"}' "Invent a person. Answer in JSON."
 
         paceline generate --draft ngram --max-tokens 64 --compare --json "1, 2, 3," | jq .stats
     """
@@ -164,19 +167,20 @@ def _answer(llm: "LLM", token_ids: list[int], params: SamplingParams, compare: b
         messages.print(said, soft_wrap=True)
 
 
-def _grammar(json_schema: Path | None, regex: str | None) -> dict[str, str] | None:
+def _grammar(json_schema: str | None, regex: str | None) -> dict[str, str] | None:
     """What the answer must follow."""
     if json_schema is None:
         return None if regex is None else {"regex": regex}
     if regex is not None:
         raise InvalidParameter("regex", "is given beside --json-schema", "leave one of the two out")
+    is_schema = json_schema.lstrip().startswith("{")
+    text = argument_text("json_schema", json_schema) if is_schema else read_text("json_schema", Path(json_schema))
     try:
-        text = json_schema.read_text(encoding="utf-8")
         json.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidParameter("json_schema", f"{json_schema} cannot be read ({error})", "give a JSON file") from None
     except (ValueError, RecursionError) as error:
-        raise InvalidParameter("json_schema", f"{json_schema} is no JSON ({error})", "give a JSON schema") from None
+        problem = f"{'the schema' if is_schema else json_schema} is no JSON ({error})"
+        remedy = """write e.g. '{"type": "object"}', or name a file that holds it"""
+        raise InvalidParameter("json_schema", problem, remedy) from None
     return {"json": text}
 
 

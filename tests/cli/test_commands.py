@@ -15,6 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from paceline.cli.generate import Answer
 from paceline.cli.main import app, main
 from paceline.cli.options import model as options
 from paceline.cli.options.groups import Drafting
@@ -159,6 +160,8 @@ def test_models_deletes_what_was_not_used_for_long(tmp_path, monkeypatch):
         (["generate", "caf\udce9"], ["prompt", "the argument is not UTF-8", "convert it"]),
         (["chat", "--system", "caf\udce9"], ["system", "the argument is not UTF-8"]),
         (["generate", "--json-schema", __file__, "hi"], ["json_schema", __file__, "is no JSON"]),
+        (["generate", "--json-schema", "{'a': 1}", "hi"], ["json_schema: the schema is no JSON", "a file"]),
+        (["generate", "--json-schema", "nowhere.json", "hi"], ["json_schema: nowhere.json cannot be read"]),
         (["bench", "--drafts", ""], ["drafts", "names no drafter"]),
         (["bench", "-k", "0,4"], ["num_draft_tokens", "below 1", "2,4,8"]),
         (["generate", "-k", "0", "--compare", "hi"], ["compare", "-k 0", "give 1 or more"]),
@@ -214,6 +217,14 @@ def test_an_argument_too_many_may_be_the_model(command, told):
     assert result.exit_code == 2 and "unexpected extra argument" in said
     assert ("the model goes to -m" in said) is (told is not None)
     assert told is None or f"the model goes to -m: paceline {told}" in said
+
+
+def test_a_schema_is_a_file_or_itself(tmp_path):
+    schema = '{"type": "object"}'
+    (tmp_path / "schema.json").write_text(schema)
+    for given in (schema, f"\n {schema}", str(tmp_path / "schema.json")):
+        asked = Answer(json_schema=given).params().structured_outputs
+        assert asked is not None and json.loads(asked["json"]) == {"type": "object"}
 
 
 def test_python_runs_the_package():
