@@ -72,7 +72,7 @@ def test_generate_streams_text_and_closes_with_a_table():
     assert result.stdout == json.loads(invoke(*arguments, "--json"))["text"] + "\n"
     for words in ("tokens/s", "acceptance length", "speed-up, theory", "same text", "cut at 40 tokens", "gguf"):
         assert words in result.stderr
-    assert "Drafting" in result.stderr or "No verdict" in result.stderr  # on a busy machine
+    assert any(word in result.stderr for word in ("Drafting", "No clear difference", "No verdict"))  # on a busy machine
 
 
 @pytest.mark.weights
