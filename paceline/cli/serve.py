@@ -151,8 +151,17 @@ def _serve_here(
         own = [{"chat_template": chat_template}, *({} for _ in range(len(models) - 1))]
         specs = [ModelSpec(*named, engine=engine) for named, engine in zip(models.items(), own, strict=True)]
         backend = LocalBackend(specs, watched, bytes if audit is None else audit.metrics)
+    _say_dtypes(backend)
     listening = listen(backend, bound=bound)
     run(listening if audit is None else audit.beside(listening))
+
+
+def _say_dtypes(backend: "Backend") -> None:
+    """Print in which dtype each model runs, and why where ``auto`` chose it."""
+    for name in backend.models:
+        told = backend.describe(name)
+        why = f": {told['dtype_reason']}" if told.get("dtype_reason") else ""
+        messages.print(f"{name} runs in dtype {told['dtype']}{why}", style="dim", soft_wrap=True, markup=False)
 
 
 def _serve_cluster(

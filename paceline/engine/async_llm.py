@@ -118,6 +118,7 @@ class AsyncLLM:
             "max_model_len": llm.max_model_len,
             "vocab_size": llm.tokenizer.vocab_size,
             "dtype": llm.dtype,
+            "dtype_reason": llm.dtype_reason,
             "has_chat_template": llm.tokenizer.has_chat_template,
             "reads_tools": llm.tokenizer.reads_tools,
             "drafter": None if config is None else own if ":" in config.method else config.method,
