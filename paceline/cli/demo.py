@@ -42,7 +42,7 @@ def demo(
     threads: o.Threads = None,
     as_json: o.Json = False,
 ) -> None:
-    """Show the main job: the same text, in less time.
+    """Show the main job: the same text, in less time. The exit code is 1 if a text is another.
 
     Examples:
 

@@ -70,6 +70,12 @@ def test_every_command_is_in_the_reference():
         assert f"\n## `paceline {name}`\n" in text
 
 
+def test_the_page_of_commands_has_them_all_for_who_reads_it_unbuilt():
+    assert commands.overview() in (Path(commands.__file__).parents[2] / "docs" / "cli.md").read_text(), (
+        f"docs/cli.md should have this table:\n{commands.overview()}"
+    )
+
+
 def test_a_tutorial_keeps_its_commands_and_gets_their_output(tmp_path):
     page = "# T\n\n```console\n$ x=2; touch here\n$ echo $((x \\\n> + 1)); ls\nold\n```\n\n$ not a block\n"
     shell = tutorial.Shell(str(tmp_path))

@@ -1,6 +1,7 @@
 """The reference of the command line, written by typer from the commands themselves.
 
-`write(folder)` writes `commands.md`, which docs/cli.md includes.
+`write(folder)` writes `commands.md`, which docs/cli.md includes; `overview()` is the table in that page itself, which
+GitHub shows as well.
 """
 
 import re
@@ -10,7 +11,7 @@ import typer
 from typer.cli import get_docs_for_click
 from typer.core import TyperGroup
 
-from paceline.cli.main import app
+from paceline.cli.main import COMMANDS, GROUPS, app
 
 _LISTED = re.compile(r"^\* `([\w-]+)`: .*$", re.MULTILINE)
 
@@ -33,6 +34,21 @@ def reference() -> str:
 def _first_line(group: TyperGroup, name: str) -> str:
     help_text = group.commands[name].help or ""
     return help_text.strip().splitlines()[0]
+
+
+def overview() -> str:
+    """A table in Markdown: every command, by the headings of `paceline --help`, and the first line of its help."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    lines = []
+    for heading in dict.fromkeys([*COMMANDS, *GROUPS]):
+        lines += [f"| **{heading}** | |"] if lines else [f"| {heading} | |", "|---|---|"]
+        for name in (*COMMANDS.get(heading, ()), *GROUPS.get(heading, ())):
+            command = group.commands[name]
+            inner = sorted(command.commands) if isinstance(command, TyperGroup) else []
+            lines.append(f"| `paceline {name}` | {_first_line(group, name)} |")
+            lines += [f"| `paceline {name} {each}` | {_first_line(command, each)} |" for each in inner]
+    return "\n".join(lines) + "\n"
 
 
 def write(folder: Path) -> None:
