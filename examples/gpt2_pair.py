@@ -1,6 +1,6 @@
 """Speculative sampling as it is usually taught: GPT-2 small drafts for GPT-2 large, and the text is the large one's.
 
-Both are taught a few sentences here, which takes a few seconds (it needs `pip install 'paceline[torch,bench]'`).
+Both are taught a few sentences here, which takes a few seconds (it needs `pip install -e '.[torch,bench]'`).
 The real pair: LLM("hf:openai-community/gpt2-xl", speculative={..., "model": "hf:openai-community/gpt2"})
 """
 

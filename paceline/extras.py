@@ -3,8 +3,23 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 
 from paceline.errors import InvalidParameter
+
+
+def install(extra: str) -> str:
+    """The command that installs our extra `extra` here, as remedies name it.
+
+    What runs from a clone is installed from its folder, as no index need know it. The folder is not named, because a
+    server's errors go to its clients.
+    """
+    return f"pip install -e '.[{extra}]' (in the clone)" if _is_clone() else f"pip install 'paceline[{extra}]'"
+
+
+def _is_clone() -> bool:
+    """Whether this package lies in the project's own folder, and not where wheels are installed."""
+    return (Path(__file__).resolve().parents[1] / "pyproject.toml").is_file()
 
 
 def check_torch(field: str, instead: str = "", extra: str = "torch") -> None:
@@ -18,7 +33,7 @@ def check_torch(field: str, instead: str = "", extra: str = "torch") -> None:
         InvalidParameter: torch is not installed.
     """
     if find_spec("torch") is None:
-        remedy = f"run pip install 'paceline[{extra}]'" + (f", or {instead}" if instead else "")
+        remedy = f"run {install(extra)}" + (f", or {instead}" if instead else "")
         raise InvalidParameter(field, "needs torch, which is not installed", remedy)
 
 
@@ -36,4 +51,4 @@ def needs_ray() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError:
-        raise InvalidParameter("cluster", "Ray is not installed", "pip install 'paceline[cluster]'") from None
+        raise InvalidParameter("cluster", "Ray is not installed", install("cluster")) from None

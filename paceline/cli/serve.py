@@ -19,6 +19,7 @@ from paceline.cli.terminal.streams import messages, progress_bars
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.disk import check_file
 from paceline.errors import InvalidParameter
+from paceline.extras import install
 from paceline.serving.settings import Settings
 
 if TYPE_CHECKING:
@@ -276,4 +277,4 @@ def need_extras() -> None:
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
         problem = f"serving needs {error.name}, which is not installed"
-        raise InvalidParameter("serve", problem, "pip install 'paceline[serve]'") from None
+        raise InvalidParameter("serve", problem, install("serve")) from None

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from paceline.engine.metrics import EngineMetrics, Histogram
 from paceline.errors import InvalidParameter
+from paceline.extras import install
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -67,7 +68,7 @@ def _text(families: "_Families | _Gauges") -> bytes:
         from prometheus_client import CollectorRegistry, generate_latest
     except ModuleNotFoundError:
         problem = "Prometheus text needs prometheus-client"
-        raise InvalidParameter("metrics", problem, "pip install 'paceline[serve]'") from None
+        raise InvalidParameter("metrics", problem, install("serve")) from None
 
     registry = CollectorRegistry()
     registry.register(families)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from paceline.errors import DownloadFailed, ModelNotFound, UnsupportedModel, first_line
+from paceline.extras import install
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.fetch.download import BUILTIN_MODELS, fetch_builtin
 from paceline.models.fetch.hub_copies import FOLDER_FILES, HubName, Pulled, hub_name, pulled
@@ -206,7 +207,7 @@ def hub_folder(name: str, patterns: Sequence[str], tried: str) -> Path:
     try:
         from huggingface_hub import errors, snapshot_download
     except ImportError:
-        raise _not_found(name, f"{tried}; hub ids need an extra: pip install 'paceline[hub]'") from None
+        raise _not_found(name, f"{tried}; hub ids need an extra: {install('hub')}") from None
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except errors.GatedRepoError:

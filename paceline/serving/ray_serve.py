@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.config import EngineConfig, SpeculativeConfig, from_mapping
 from paceline.errors import EngineDead, InvalidParameter
+from paceline.extras import install
 from paceline.serving.http.app import build_app
 from paceline.serving.models.local import LocalBackend
 from paceline.serving.models.model_spec import ModelSpec
@@ -23,7 +24,7 @@ from paceline.serving.settings import Settings
 try:
     from ray import serve
 except ModuleNotFoundError:
-    remedy = "pip install 'paceline[serve]' 'ray[serve]'"
+    remedy = f"pip install 'ray[serve]', then {install('serve')}"
     raise InvalidParameter("ray_serve", "Ray Serve is not installed", remedy) from None
 
 

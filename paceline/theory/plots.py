@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.disk import check_file
 from paceline.errors import InvalidParameter
+from paceline.extras import install
 from paceline.theory.curves import Chart
 from paceline.theory.heat_map import HeatMap
 
@@ -43,7 +44,7 @@ def check_drawable(path: str | Path, field: str = "path") -> Path:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        remedy = "run: pip install 'paceline[plots]'"
+        remedy = f"run {install('plots')}"
         raise InvalidParameter("matplotlib", "is not installed, and plots need it", remedy) from None
     return check_file(field, path)
 

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -5,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import InvalidParameter
+from paceline.extras import install
 from paceline.theory import best_length, expected_tokens, plots
 from paceline.theory.curves import CURVES, Chart, Series, best_speedup_curves, speedup_curves
 from paceline.theory.grid import Grid
@@ -66,7 +68,7 @@ def test_draw_makes_folders_and_refuses_unknown_formats_and_what_cannot_be_writt
 
 def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(InvalidParameter, match=r"paceline\[plots\]"):
+    with pytest.raises(InvalidParameter, match=re.escape(install("plots"))):
         draw(speedup_curves(SMALL), tmp_path / "plot.png")
 
 

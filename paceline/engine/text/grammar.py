@@ -19,6 +19,7 @@ import numpy as np
 from paceline.engine.text.grammar_numbers import check_numbers
 from paceline.engine.text.structural_tags import lark_of
 from paceline.errors import InvalidParameter
+from paceline.extras import install
 from paceline.models.text.tokenizer import Tokenizer
 
 _KEPT = 256
@@ -90,7 +91,7 @@ class Grammars:
             import llguidance
         except ModuleNotFoundError:
             problem = "grammars need llguidance"
-            raise InvalidParameter("structured_outputs", problem, "pip install 'paceline[grammar]'") from None
+            raise InvalidParameter("structured_outputs", problem, install("grammar")) from None
         if self._vocabulary is None:
             self._vocabulary = _vocabulary(self._tokenizer, self._eos, self._vocab_size)
         try:

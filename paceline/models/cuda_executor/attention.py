@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidParameter
+from paceline.extras import install
 from paceline.models.cuda_executor.paged_rows import PagedRows, key_slots
 from paceline.models.torch_executor.attention import Attends, AttentionForm, soft_cap
 
@@ -33,7 +34,7 @@ def choose_attention(asked: AttentionName, device: torch.device) -> AttentionNam
     if asked == "auto":
         return "triton" if has_triton and device.type == "cuda" else "sdpa"
     if asked == "triton" and not has_triton:
-        raise InvalidParameter("attention", "needs triton", "run pip install 'paceline[cuda]', or use 'sdpa'")
+        raise InvalidParameter("attention", "needs triton", f"run {install('cuda')}, or use 'sdpa'")
     return asked
 
 

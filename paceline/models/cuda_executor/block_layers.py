@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.errors import InvalidParameter
+from paceline.extras import install
 from paceline.models.cuda_executor.block_matrix import BlockMatrix
 from paceline.models.dtypes import has_blocks
 from paceline.models.files.checkpoint import Checkpoint
@@ -120,7 +121,7 @@ def put_blocks(
         problem = f"'gguf' multiplies blocks of files, and this one has {checkpoint.storage}"
         raise InvalidParameter("dtype", problem, "use bfloat16 or auto")
     if device.type == "cuda" and find_spec("triton") is None:
-        raise InvalidParameter("dtype", "'gguf' needs triton on a GPU", "run pip install 'paceline[cuda]', or use auto")
+        raise InvalidParameter("dtype", "'gguf' needs triton on a GPU", f"run {install('cuda')}, or use auto")
 
     def found(path: str, _: nn.Module) -> BlockMatrix | None:
         name = f"{path}.weight"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidParameter, UnsupportedModel
+from paceline.extras import install
 from paceline.models.architecture.recurrence import Recurrence
 from paceline.models.base import DrawnOutput, ForwardOutput, KVCache, Rows
 from paceline.models.chains import ChainDraft, Draws
@@ -94,7 +95,7 @@ class CudaModel(TorchModel):
         self.attention: AttentionName = choose_attention(attention, on)
         if deterministic and self.attention == "sdpa":
             problem = "needs attention that sums in one order, which PyTorch's does not"
-            raise InvalidParameter("deterministic", problem, "run pip install 'paceline[cuda]' on a machine with a GPU")
+            raise InvalidParameter("deterministic", problem, f"run {install('cuda')} on a machine with a GPU")
         self._fused, self._race, self.chain_kernels = None, None, None
         if self.attention == "triton":
             from paceline.models.cuda_executor.fused import Fused
@@ -348,7 +349,7 @@ class CudaModel(TorchModel):
         """Refuse recurrent layers that the kernels do not cover."""
         if self.attention != "triton":
             problem = f"{self.config.model_type} has recurrent layers, whose kernels are Triton's"
-            raise UnsupportedModel(f"attention: {problem}; run pip install 'paceline[cuda]', or use executor='torch'")
+            raise UnsupportedModel(f"attention: {problem}; run {install('cuda')}, or use executor='torch'")
         from paceline.models.cuda_executor.recurrent import check_taps
 
         check_taps(cast(Recurrence, self.config.recurrence))

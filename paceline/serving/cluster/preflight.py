@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from paceline.config import SpeculativeConfig
 from paceline.errors import InvalidParameter
+from paceline.extras import install
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.resolve import ModelSource, resolve_model
 from paceline.models.text.given_template import read_template, with_given_template
@@ -57,7 +58,7 @@ def _check_split(config: ModelConfig, degrees: ParallelConfig, where: str) -> No
         from paceline.models.torch_executor.parallel.layout import Layout
     except ModuleNotFoundError:
         problem = f"{where} is to be split and torch is not installed"
-        raise InvalidParameter("groups", problem, "pip install 'paceline[cluster]'") from None
+        raise InvalidParameter("groups", problem, install("cluster")) from None
     try:
         Layout.of(config, degrees.tensor, degrees.pipeline)
     except InvalidParameter as error:

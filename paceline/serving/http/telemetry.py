@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import InvalidParameter
+from paceline.extras import install
 
 _OPERATIONS = {
     "/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/responses": "chat",
@@ -33,7 +34,7 @@ class Telemetry:
         try:
             from opentelemetry import metrics, propagate, trace
         except ModuleNotFoundError:
-            raise InvalidParameter("otel", "needs OpenTelemetry", "pip install 'paceline[otel]'") from None
+            raise InvalidParameter("otel", "needs OpenTelemetry", install("otel")) from None
         self._app, self._trace, self._extract = app, trace, propagate.extract
         self._tracer = trace.get_tracer(_NAME, tracer_provider=tracer_provider)
         meter = metrics.get_meter(_NAME, meter_provider=meter_provider)
@@ -126,7 +127,7 @@ def to_collector() -> tuple[Any, Any]:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
-        remedy = "pip install 'paceline[otel]'"
+        remedy = install("otel")
         raise InvalidParameter("otel", f"needs {error.name}, which is not installed", remedy) from None
     resource = Resource.create({SERVICE_NAME: _NAME})
     tracers = TracerProvider(resource=resource)
