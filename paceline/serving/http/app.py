@@ -21,6 +21,7 @@ from paceline.serving.http.playground import page_routes
 from paceline.serving.http.refusals import error_body, refusal_of
 from paceline.serving.http.request_log import RequestLog
 from paceline.serving.http.stream import ClientGone
+from paceline.serving.http.unserved import unserved
 from paceline.serving.models.job import Backend
 from paceline.serving.protocol.anthropic import Messages, error_of
 from paceline.serving.protocol.dialects import AnyBody
@@ -74,7 +75,7 @@ def _handlers() -> dict[Any, Any]:
 
     async def not_there(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = f"{request.method} {request.url.path}: {error.detail}"
+        message = unserved(request.method, request.url.path, (error.headers or {}).get("Allow"))
         return JSONResponse(error_body(message, "invalid_request_error"), error.status_code, error.headers)
 
     async def nobody(_: Request, __: Exception) -> Response:
