@@ -58,6 +58,9 @@ class Settings:
         if not _METRIC.fullmatch(self.metrics_prefix):
             problem = f"{self.metrics_prefix!r} begins no name that Prometheus reads"
             raise InvalidParameter("metrics_prefix", problem, "use letters, digits and _")
+        if not all(key.strip() for key in self.api_keys):
+            problem = "is empty, so every request would have it"
+            raise InvalidParameter("api_key", problem, "give a secret text, or leave it out where nobody else can ask")
         for origin in self.allowed_origins:
             if not _ORIGIN.fullmatch(origin):
                 remedy = "write it as browsers send it: https://example.org or http://localhost:3000, without a path"
@@ -76,6 +79,12 @@ def is_loopback(host: str) -> bool:
 def local_names(host: str) -> tuple[str, ...]:
     """Accepted host names of a server on loopback; others would allow DNS rebinding by web pages."""
     return tuple(sorted({*_LOOPBACK[:2], "[::1]", host}))
+
+
+def check_host(host: str) -> None:
+    """Raise InvalidParameter for an address with a port or a protocol."""
+    if "://" in host or (host.count(":") == 1 and host.rpartition(":")[2].isdigit()):
+        raise InvalidParameter("host", f"{host!r} is more than an address", "write e.g. --host localhost --port 8000")
 
 
 def check_exposure(host: str, api_keys: tuple[str, ...], insecure: bool) -> None:

@@ -10,7 +10,7 @@ from paceline.cli.options import model as o
 from paceline.cli.options.groups import Devices
 from paceline.config import SpeculativeConfig
 from paceline.errors import InvalidParameter
-from paceline.serving.settings import Settings, check_exposure, is_loopback, local_names, read_keys
+from paceline.serving.settings import Settings, check_exposure, check_host, is_loopback, local_names, read_keys
 
 _SETTINGS = Settings()
 
@@ -58,6 +58,7 @@ class Front:
     def settings(self, max_running: int) -> Settings:
         """What the server allows. Raises InvalidParameter for what should not listen."""
         keys = (*(self.api_key or ()), *(read_keys(self.api_key_file) if self.api_key_file else ()))
+        check_host(self.host)
         check_exposure(self.host, keys, self.insecure)
         local = local_names(self.host) if is_loopback(self.host) else ()
         return Settings(
