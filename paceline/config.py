@@ -195,6 +195,8 @@ class EngineConfig:
                 raise InvalidParameter("memory_fraction", f"{self.memory_fraction!r} is not in (0, 1]", "e.g. 0.5")
         if not (isinstance(self.pipeline_head_share, Real) and 0 <= self.pipeline_head_share <= 1):
             raise InvalidParameter("pipeline_head_share", f"{self.pipeline_head_share!r} is not in [0, 1]", "e.g. 0.2")
+        if self.device.partition(":")[0] in ("gpu", "nvidia"):
+            raise InvalidParameter("device", f"{self.device!r} is unknown", "use cuda:0 for the first GPU, or cpu")
         for name, choice in (("executor", Executor), ("scheduler", SchedulerName)):
             if getattr(self, name) not in choice.__args__:
                 problem = f"{getattr(self, name)!r} is unknown"

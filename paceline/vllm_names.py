@@ -145,8 +145,21 @@ COMMAND_LINE = {
     "reasoning_parser": "leave it out: the chat template tells the tags around reasoning",
     "enable_reasoning": "leave it out: reasoning is always told apart",
     "seed": "give a seed in each request",
+    "ctx_size": "use --max-model-len, of paceline serve",
+    "n_predict": "use --max-tokens",
+    "temp": "use --temperature",
+    "repeat_penalty": "use --repetition-penalty",
+    "system_prompt": "use --system",
+    "n_gpu_layers": "use --device cuda:0, which takes the whole model",
+    "gpu_layers": "use --device cuda:0, which takes the whole model",
+    "parallel": "use --max-num-seqs, of paceline serve",
+    "hf_repo": "use --model hf:OWNER/MODEL:QUANTISATION",
+    "model_draft": "use --draft-model",
+    "draft_max": "use --num-draft-tokens",
+    "prompt": "write it without an option: paceline generate PROMPT",
 }
-"""Options of vLLM's command line, with underscores; what it shares with the tables above has the same remedy.
+"""Options of the command lines of vLLM and llama.cpp, with underscores; what vLLM shares with the tables above has the
+same remedy.
 
 Commands that have such an option, as some have ``--speculative-config``, take it.
 """

@@ -132,8 +132,14 @@ class Arms:
         if not (drafts or texts or self.url):
             raise InvalidParameter("drafts", "names no drafter", "name some, or give --spec or --url")
         found = specs_of(drafts, every, texts, taken, rule=self.rule, policy=self.policy)
-        for spec in found.values():
-            check_drafter(SpeculativeConfig.of(spec))
+        for label, spec in found.items():
+            try:
+                check_drafter(SpeculativeConfig.of(spec))
+            except InvalidParameter as error:
+                if error.field != "model":
+                    raise
+                remedy = "name it with the drafter, as in --drafts draft_model:small.gguf"
+                raise InvalidParameter("drafts", f"{label} needs a model", remedy) from None
         return found
 
 

@@ -127,6 +127,11 @@ def generate(
         _answer(llm, token_ids, params, compare, as_json)
     except PromptTooLong as error:
         raise error.about("prompt") from None  # the engine was given token ids
+    except InvalidParameter as error:
+        if error.field != "structured_outputs":
+            raise
+        name, kind = ("regex", "regex") if answer.json_schema is None else ("json_schema", "json")
+        raise InvalidParameter(name, error.problem.removeprefix(f"{kind}: "), error.remedy) from None
 
 
 def _prompt_ids(llm: "LLM", system: str | None, text: str, raw: bool) -> list[int]:
@@ -173,7 +178,7 @@ def _grammar(json_schema: str | None, regex: str | None) -> dict[str, str] | Non
         return None if regex is None else {"regex": regex}
     if regex is not None:
         raise InvalidParameter("regex", "is given beside --json-schema", "leave one of the two out")
-    is_schema = json_schema.lstrip().startswith("{")
+    is_schema = json_schema.lstrip()[:1] in ("{", "")
     text = argument_text("json_schema", json_schema) if is_schema else read_text("json_schema", Path(json_schema))
     try:
         json.loads(text)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 import warnings
 from contextlib import suppress
@@ -20,6 +21,12 @@ from paceline.cli.terminal.streams import messages, tell_warning
 from paceline.errors import PacelineError
 from paceline.vllm_names import refuse_option
 
+_ELSEWHERE = {
+    "run": "generate, or paceline chat", "complete": "generate", "list": "models", "ls": "models", "show": "models",
+    "download": "pull", "rm": "models --remove-unused DAYS", "server": "serve",
+}  # fmt: skip
+"""Commands of other programs, and ours for the same work."""
+
 
 class _Commands(TyperGroup):
     """The commands; options that vLLM has and we have not are refused with what to write instead."""
@@ -32,9 +39,22 @@ class _Commands(TyperGroup):
             kind = type(error).__name__  # click's; newer versions of typer have click inside
             if kind == "NoSuchOption":
                 refuse_option(error.option_name)  # type: ignore[attr-defined]
-            if kind == "UsageError" and "unexpected extra argument" in str(error) and error.ctx is not None:  # type: ignore[attr-defined]
-                error.message += _with_model(error.ctx)  # type: ignore[attr-defined]
+            if kind.startswith(("NoSuch", "UsageError")) and error.ctx is not None:  # type: ignore[attr-defined]
+                error.message += self._advice(error)  # type: ignore[attr-defined]
             raise
+
+    def _advice(self, error: Any) -> str:
+        """What a usage error of click's is followed by: what to write instead, or nothing."""
+        said = str(error.message)
+        if "unexpected extra argument" in said:
+            return _with_model(error.ctx)
+        if said.startswith("No such command"):
+            name = next(iter(re.findall("'([^']*)'", said)), "")
+            is_known = name in _ELSEWHERE and error.ctx.command is self
+            return f" Here it is: paceline {_ELSEWHERE[name]}." if is_known else ""
+        option = getattr(error, "option_name", None)
+        having = [name for name, each in self.commands.items() if any(option in one.opts for one in each.params)]
+        return f"; commands that have it: {', '.join(having)}" if having else ""
 
 
 def _with_model(context: typer.Context) -> str:

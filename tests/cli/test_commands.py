@@ -162,6 +162,10 @@ def test_models_deletes_what_was_not_used_for_long(tmp_path, monkeypatch):
         (["generate", "--json-schema", __file__, "hi"], ["json_schema", __file__, "is no JSON"]),
         (["generate", "--json-schema", "{'a': 1}", "hi"], ["json_schema: the schema is no JSON", "a file"]),
         (["generate", "--json-schema", "nowhere.json", "hi"], ["json_schema: nowhere.json cannot be read"]),
+        (["generate", "--json-schema", "", "hi"], ["json_schema: the schema is no JSON"]),
+        (["generate", "--device", "gpu", "hi"], ["device: 'gpu' is unknown", "cuda:0"]),
+        (["generate", "--draft-model", "smollm2-135m/eagle3", "hi"], ["draft_model", "draft head", "--draft head"]),
+        (["bench", "--drafts", "draft_model"], ["drafts: draft_model needs a model", "draft_model:small.gguf"]),
         (["bench", "--drafts", ""], ["drafts", "names no drafter"]),
         (["bench", "-k", "0,4"], ["num_draft_tokens", "below 1", "2,4,8"]),
         (["generate", "-k", "0", "--compare", "hi"], ["compare", "-k 0", "give 1 or more"]),
@@ -183,6 +187,11 @@ def test_models_deletes_what_was_not_used_for_long(tmp_path, monkeypatch):
         pytest.param(
             ["generate", "--kv-cache-memory-bytes", "1000", "hi"],
             ["kv_cache_memory_bytes", "raise it"],
+            marks=pytest.mark.weights,
+        ),
+        pytest.param(
+            ["generate", "--json", "--regex", "(", "hi"],
+            ["error: regex: at 1(8): invalid regex"],
             marks=pytest.mark.weights,
         ),
         pytest.param(
@@ -409,6 +418,8 @@ run()
         (["serve", "--gpu-memory-utilization=0.9"], "--gpu-memory-utilization: .*use --kv-cache-memory-bytes"),
         (["serve", "--no-enable-prefix-caching"], "--no-enable-prefix-caching: .*leave it out"),
         (["bench", "--num-speculative-tokens", "3"], "use --num-draft-tokens"),
+        (["serve", "--ctx-size", "4096"], "use --max-model-len"),
+        (["generate", "--prompt", "hi"], "paceline generate PROMPT"),
     ],
 )
 def test_an_option_of_vllms_is_refused_with_ours(arguments, says):
@@ -420,15 +431,38 @@ def test_an_option_of_vllms_is_refused_with_ours(arguments, says):
 def test_an_option_of_nobodys_is_refused_as_before():
     result = runner.invoke(app, ["generate", "--no-such-thing", "hi"])
     assert result.exit_code == 2 and "No such option: --no-such-thing" in result.output
+    assert "commands that have it" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["generate", "--num-cpus", "3", "hi"], "No such option: --num-cpus; commands that have it: serve"),
+        (["run", "smollm2-135m"], "No such command 'run'. Here it is: paceline generate, or paceline chat."),
+        (["ls"], "Here it is: paceline models."),
+    ],
+)
+def test_what_is_elsewhere_is_named(arguments, told):
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2 and told in " ".join(result.output.replace("│", " ").split())
+
+
+def test_commands_of_other_programs_are_called_otherwise_here_by_names_that_exist():
+    from paceline.cli.main import _ELSEWHERE
+
+    commands = typer.main.get_command(app).commands
+    assert set(_ELSEWHERE).isdisjoint(commands)
+    assert {told.split()[0].rstrip(",") for told in _ELSEWHERE.values()} <= set(commands)
 
 
 def test_no_option_of_ours_has_a_hint_and_every_hint_names_options_of_ours():
     from paceline.vllm_names import COMMAND_LINE
 
     commands = typer.main.get_command(app).commands
-    serve, bench = [{option for each in commands[name].params for option in each.opts} for name in ("serve", "bench")]
+    names = ("serve", "bench", "generate")
+    serve, bench, generate = [{option for each in commands[name].params for option in each.opts} for name in names]
     named = {word.rstrip(",") for remedy in COMMAND_LINE.values() for word in remedy.split() if word.startswith("--")}
-    assert named - {"--spec"} <= serve and "--spec" in bench
+    assert named - {"--spec"} <= serve | generate and "--spec" in bench
     assert {"--" + name.replace("_", "-") for name in COMMAND_LINE} & serve == {"--speculative-config"}
 
 

@@ -24,6 +24,7 @@ NONE = "none"
 """The name for plain decoding in place of a drafter's."""
 _ENGINE, _SAMPLING = EngineConfig(), SamplingParams()
 _DRAFTERS = (AUTO, NONE, *(name for name in drafter_names() if name != "plain"))
+_WITH_A_MODEL = (AUTO, "draft_model", "hybrid", "cross_vocabulary", "spire")
 _RULE = next(field.default for field in fields(SpeculativeConfig) if field.name == "rule")
 
 DRAFTING, SAMPLING, MACHINE, OUTPUT = "Drafting", "Sampling", "Model and machine", "Output"
@@ -254,6 +255,8 @@ def speculative_config(
     values["options"] = dict(_name_and_value("draft_option", text) for text in draft_option or [])
     values["policy_options"] = dict(_name_and_value("policy_option", text) for text in policy_option or [])
     config = SpeculativeConfig(**values)
+    if draft_model is not None and draft in _WITH_A_MODEL and _is_head(draft_model):
+        raise InvalidParameter("draft_model", f"{draft_model} is a draft head and no model", "add --draft head")
     if draft not in (NONE, "plain"):
         return config
     given = {
@@ -268,6 +271,13 @@ def speculative_config(
         if value:
             raise InvalidParameter(name, f"is given, and --draft {draft} drafts nothing", "leave one of the two out")
     return None
+
+
+def _is_head(name: str) -> bool:
+    """Whether `name` is that of a head, as `paceline heads list` has them; their folders tell so when they are read."""
+    from paceline.models.heads.registry import all_heads
+
+    return not Path(name).exists() and any(ref.name == name for ref in all_heads())
 
 
 def config_of_json(text: str) -> SpeculativeConfig | None:
