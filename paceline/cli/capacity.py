@@ -10,6 +10,7 @@ from rich.table import Table
 
 from paceline.cli.terminal.streams import output as standard_output
 from paceline.cli.terminal.streams import progress_bars, show_table
+from paceline.errors import InvalidParameter
 
 
 def capacity(
@@ -47,6 +48,9 @@ def capacity(
     from paceline.placement.tokens import TokenProfile
     from paceline.scheduling.profile import Profile
 
+    for name, value in (("between_ms", between_ms), ("first_ms", first_ms)):
+        if not value > 0:
+            raise InvalidParameter(name, f"{value:g} is not above 0", "give milliseconds")
     profile = Profile.read(tuned)
     budgets = sorted(token_budget or [32, 64, 128, 256, 512])
     traffic = Traffic(prompt_tokens, output_tokens, length_cv, num_requests, seed)

@@ -47,7 +47,7 @@ class _Commands(TyperGroup):
         """What a usage error of click's is followed by: what to write instead, or nothing."""
         said = str(error.message)
         if "unexpected extra argument" in said:
-            return _with_model(error.ctx)
+            return _where_it_goes(error.ctx)
         if said.startswith("No such command"):
             name = next(iter(re.findall("'([^']*)'", said)), "")
             is_known = name in _ELSEWHERE and error.ctx.command is self
@@ -57,11 +57,14 @@ class _Commands(TyperGroup):
         return f"; commands that have it: {', '.join(having)}" if having else ""
 
 
-def _with_model(context: typer.Context) -> str:
-    """How a command with other arguments is told its model; empty for others."""
+def _where_it_goes(context: typer.Context) -> str:
+    """How a command with other arguments is told its model, or one of planning its case; empty for others."""
     parameters = context.command.params
     arguments = [one for one in parameters if one.param_type_name == "argument"]
-    if any(one.name == MODEL_ARGUMENT for one in arguments) or not any("--model" in one.opts for one in parameters):
+    options = {option for one in parameters for option in one.opts}
+    if "--case" in options:
+        return f"; the case goes to --case: {context.command_path} --case FILE"
+    if any(one.name == MODEL_ARGUMENT for one in arguments) or "-m" not in options:
         return ""
     shown = " ".join(one.metavar or (one.name or "").upper() for one in arguments)
     return f"; the model goes to -m: {context.command_path} -m MODEL {shown}"
