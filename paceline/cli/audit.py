@@ -69,7 +69,8 @@ def audit(
     """Test whether speculation changes what a model says, and end with a page that says what was found.
 
     Rows bit for bit, the rule over every coin, greedy and seeded texts, texts under load, counters, and sampled text
-    against the model's own probabilities. Faults put in on purpose must be found by the same tests. Exit 0: proved or
+    against the model's own probabilities. Faults put in on purpose must be found by the same tests. Takes about as
+    long as --minutes says, 5 unless given, or with --url as long as the servers take to answer. Exit 0: proved or
     consistent; 1: lossy; 3: inconclusive; 2: the question was wrong.
 
     Examples:

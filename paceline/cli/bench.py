@@ -202,7 +202,8 @@ def bench(
 
     Every prompt is answered by all arms before the next one, in balanced orders. Plain decoding always runs twice: what
     lies between the two is the noise of the machine, and is printed. Ratios have 95 % intervals
-    from how much they change when one prompt is left out; under 6 prompts there is none.
+    from how much they change when one prompt is left out; under 6 prompts there is none. Takes about five minutes
+    for the default model and options on two cores; --minutes and --per-family bound it.
 
     Examples:
 

@@ -36,7 +36,8 @@ def capacity(
     """Find the most requests per second that one engine serves within P99 limits, for every token budget.
 
     Small budgets keep tokens coming while prompts are read, large ones read prompts faster (Sarathi-Serve, Agrawal et
-    al. 2024). The engine's own scheduler is played, with all measured times: those that the planner counts.
+    al. 2024). The engine's own scheduler is played, with all measured times: those that the planner counts. Takes
+    about four minutes on one core, less with fewer --num-requests or with --token-budget.
 
     Examples:
 

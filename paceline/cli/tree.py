@@ -34,7 +34,8 @@ def tree(
     """Find the static tree that a draft model should propose: which guesses, how deep, for how many nodes.
 
     The target answers the prompts; every token is looked up among the draft's guesses at its place; the tree with the
-    largest expected number of tokens per pass is printed, ready to be used.
+    largest expected number of tokens per pass is printed, ready to be used. Takes as long as the answers, and the
+    draft's passes over them.
 
     Examples:
 

@@ -44,6 +44,16 @@ def test_every_command_explains_itself(command):
         assert "Examples" in text
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["demo", "bench", "advise", "audit", "tune", "tree", "layers", "capacity", "train head", "train draft",
+     "train joint", "train memory", "train disco"],
+)  # fmt: skip
+def test_a_long_command_says_how_long_it_takes(command):
+    text = " ".join(invoke(*command.split(), "--help").split())
+    assert re.search(r"Takes (about|five|as long)", text)
+
+
 @pytest.mark.weights
 @pytest.mark.parametrize("draft", ["ngram", "suffix"])
 def test_generate_prints_the_object_that_scripts_read(draft):

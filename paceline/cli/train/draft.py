@@ -109,7 +109,8 @@ def draft(
     """Distil a draft model (DistillSpec): a few layers of the model, or a smaller model, learn to say what it says.
 
     The model writes its own text, or the draft goes on to its prompts (--on-policy) and the model corrects it. The
-    result is an ordinary model folder. Ended runs go on where they were: start the same command again.
+    result is an ordinary model folder. Takes about as long as --time-budget says, an hour unless given, and one
+    round of writing, of some minutes, at least. Ended runs go on where they were: start the same command again.
 
     Examples:
 

@@ -52,7 +52,8 @@ def disco(
 ) -> None:
     """Learn when a draft model should stop drafting, from what became of its drafts on your prompts.
 
-    Use the result with --policy disco --policy-option classifier=FILE.
+    Use the result with --policy disco --policy-option classifier=FILE. Takes about as long as the model takes to answer
+    the prompts: --limit and --max-tokens bound it.
 
     Examples:
 

@@ -52,9 +52,9 @@ def head(
 ) -> None:
     """Train a draft head: the model writes its own text, then the head learns to say what it would say next.
 
-    Ended runs go on where they were: start the same command again. The first part writes text, for 40 % of the time,
-    and one round of some minutes at least; further heads for the same model use the same text. Tokens per pass on
-    held-out text (EAL) are shown as training goes on.
+    Takes about as long as --time-budget says, an hour unless given. Ended runs go on where they were: start the same
+    command again. The first part writes text, for 40 % of the time, and one round of some minutes at least; further
+    heads for the same model use the same text. Tokens per pass on held-out text (EAL) are shown as training goes on.
 
     Examples:
 

@@ -33,7 +33,8 @@ def joint(
 
     The result is another model (OUTPUT/target) that says other text, with heads for it (OUTPUT/heads). Its text is as
     exact under drafts as any model's; only it is no longer the text of the model you began with. How far it went is
-    printed and kept in its card. Heads that leave the model alone: paceline train head.
+    printed and kept in its card. Heads that leave the model alone: paceline train head. Takes about as long as
+    --time-budget says, an hour unless given, and one round of writing, of some minutes, at least.
 
     Examples:
 
