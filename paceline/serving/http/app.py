@@ -18,12 +18,12 @@ from paceline.serving.http.front import Front, as_sent
 from paceline.serving.http.guard import Guard
 from paceline.serving.http.operations import model_routes, operation_routes
 from paceline.serving.http.playground import page_routes
-from paceline.serving.http.refusals import error_body, refusal_of
+from paceline.serving.http.refusals import Refusal, error_body, refusal_of
 from paceline.serving.http.request_log import RequestLog
 from paceline.serving.http.stream import ClientGone
 from paceline.serving.http.unserved import unserved
 from paceline.serving.models.job import Backend
-from paceline.serving.protocol.anthropic import Messages, error_of
+from paceline.serving.protocol.anthropic import Messages
 from paceline.serving.protocol.dialects import AnyBody
 from paceline.serving.protocol.infill import InfillRequest
 from paceline.serving.protocol.openai import ChatRequest, CompletionRequest
@@ -65,18 +65,16 @@ def build_app(
 
 
 def _handlers() -> dict[Any, Any]:
-    """Exception handlers that return errors in OpenAI's format, or in Anthropic's where that is the protocol."""
+    """Exception handlers, which return errors."""
 
     async def refused(request: Request, error: Exception) -> Response:
-        refusal = refusal_of(error)
-        is_anthropics = request.url.path.startswith("/v1/messages")
-        body = error_of(refusal.status, refusal.body) if is_anthropics else refusal.body
-        return JSONResponse(body, refusal.status, dict(refusal.headers))
+        return refusal_of(error).response(request.url.path)
 
     async def not_there(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = unserved(request.method, request.url.path, (error.headers or {}).get("Allow"))
-        return JSONResponse(error_body(message, "invalid_request_error"), error.status_code, error.headers)
+        body = error_body(message, "invalid_request_error")
+        return Refusal(error.status_code, body, error.headers or {}).response(request.url.path)
 
     async def nobody(_: Request, __: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -131,8 +129,8 @@ def _generation_routes(front: Front) -> list[Route]:
         return JSONResponse({"prompt": prompt})
 
     answered = {
-        "/v1/completions": completions, "/v1/chat/completions": chat_completions, "/v1/responses": responses,
-        "/v1/messages": messages, "/v1/messages/count_tokens": count_tokens, "/tokenize": tokenize,
+        "/v1/completions": completions, "/v1/chat/completions": chat_completions, Responses.path: responses,
+        Messages.path: messages, f"{Messages.path}/count_tokens": count_tokens, "/tokenize": tokenize,
         "/detokenize": detokenize, "/infill": infill,
     }  # fmt: skip
     return [Route(path, answer, methods=["POST"]) for path, answer in answered.items()]

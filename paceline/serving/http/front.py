@@ -108,7 +108,7 @@ class Front:
                 raise HttpRefusal(500, f"the request failed: {answer.errors[0]}")
             return JSONResponse(dialect.answer(whole))
         told, stack = await self._bodies(request, body, jobs, answer)
-        return self._stream(_retold(told, dialect, body.model or ""), _named_error, stack)
+        return self._stream(_retold(told, dialect, body.model or ""), lambda e: _named(dialect.error_event(e)), stack)
 
     async def infilled(self, request: Request, asked: InfillRequest) -> Response:
         """The answer to llama.cpp's ``/infill``, whole or streamed."""
@@ -220,7 +220,7 @@ async def _retold(
     """A stream of chat completions in another protocol."""
     async with aclosing(told):
         async for each in dialect.events(cast(AsyncIterator[dict[str, Any]], told), model):
-            yield _named_error(each) if "error" in each and "type" not in each else _named(each)
+            yield _named(each)
 
 
 async def _infill_events(
@@ -233,11 +233,6 @@ async def _infill_events(
 
 def _named(body: dict[str, Any]) -> str:
     return f"event: {body['type']}\ndata: {json.dumps(body, ensure_ascii=False)}\n\n"
-
-
-def _named_error(body: dict[str, Any]) -> str:
-    """An error event for protocols with named events."""
-    return _named({"type": "error", **body})
 
 
 async def _rest(first: "asyncio.Future[Any]", chunks: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:

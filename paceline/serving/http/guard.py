@@ -8,7 +8,7 @@ import hmac
 import re
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from paceline.serving.http.refusals import HttpRefusal, refusal_of
 from paceline.serving.settings import Settings
@@ -56,8 +56,7 @@ class Guard:
             self._check(scope["path"], headers)
             scope.setdefault("state", {})["caller"] = _hash(_key(headers)).hex() if self._keys else ""
         except HttpRefusal as error:
-            refusal = refusal_of(error)
-            await JSONResponse(refusal.body, refusal.status, dict(refusal.headers))(scope, receive, send)
+            await refusal_of(error).response(scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

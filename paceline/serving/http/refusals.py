@@ -1,9 +1,11 @@
-"""Error responses: HTTP status, headers, and a body in OpenAI's format."""
+"""Error responses: HTTP status, headers, and a body in OpenAI's format or in that of the protocol that was spoken."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from starlette.responses import JSONResponse
 
 from paceline.errors import (
     EngineDead,
@@ -15,6 +17,11 @@ from paceline.errors import (
     UnknownModel,
     WorkerDied,
 )
+from paceline.serving.protocol.anthropic import Messages
+from paceline.serving.protocol.dialects import Dialect
+from paceline.serving.protocol.responses import Responses
+
+_DIALECTS: tuple[type[Dialect], ...] = (Messages, Responses)
 
 _CODES: Mapping[type[InvalidParameter], str] = {
     UnknownModel: "model_not_found",
@@ -38,6 +45,11 @@ class Refusal:
     status: int
     body: dict[str, Any]
     headers: Mapping[str, str] = field(default_factory=dict)
+
+    def response(self, path: str) -> JSONResponse:
+        """The response to a request for `path`, in the form of the protocol that is served there."""
+        dialect = next((each for each in _DIALECTS if path.startswith(each.path)), Dialect)
+        return JSONResponse(dialect.error(self.body, self.status), self.status, dict(self.headers))
 
 
 class HttpRefusal(PacelineError):

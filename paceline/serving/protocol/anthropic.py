@@ -8,6 +8,10 @@ from typing import Any, ClassVar
 from paceline.errors import InvalidParameter
 from paceline.serving.protocol.dialects import SAME, Body, Dialect, Kind, listed, only, same, tool_of
 
+_ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+           429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
+"""Anthropic's types of errors by status."""
+
 
 class Messages(Dialect):
     """Anthropic's POST /v1/messages.
@@ -16,6 +20,7 @@ class Messages(Dialect):
         generates: an answer is wanted, which needs ``max_tokens``; else only a count of the prompt's tokens.
     """
 
+    path = "/v1/messages"
     names: ClassVar[Mapping[str, str]] = {
         "stop": "stop_sequences", "messages": "messages", "continue_final_message": "messages",
         "response_format": "output_config", "structured_outputs": "output_config", "reasoning_effort": "output_config",
@@ -116,6 +121,12 @@ class Messages(Dialect):
         return {"stop_reason": known.get(choice["finish_reason"] or "", "end_turn"), "stop_sequence": None}
 
     @staticmethod
+    def error(body: Body, status: int) -> Body:
+        """See `Dialect`."""
+        kind = _ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": body["error"] | {"type": kind}}
+
+    @staticmethod
     def _turn(message: Any, where: str) -> list[Body]:
         """A message as chat has it; results of tools are messages of their own."""
         if not isinstance(message, Mapping):
@@ -166,12 +177,6 @@ class Messages(Dialect):
             "name": function["name"],
             "input": _object_of(function["arguments"]),
         }
-
-
-def error_of(status: int, body: Body) -> Body:
-    """OpenAI's error `body` as Anthropic's, which also says that it is one."""
-    kind = {404: "not_found_error"}.get(status, body["error"]["type"])
-    return {"type": "error", "error": body["error"] | {"type": kind}}
 
 
 def _thinks(thinking: Any) -> bool | None:

@@ -44,9 +44,11 @@ class Dialect:
     """A protocol in terms of chat completions: an answer is a head, parts that come one after the other, and an end.
 
     Attributes:
+        path: where it is served.
         names: what it calls fields of chat completions, where that is something else.
     """
 
+    path: ClassVar[str] = ""
     names: ClassVar[Mapping[str, str]] = {}
 
     def request(self, body: Body) -> Body:
@@ -77,6 +79,16 @@ class Dialect:
         """Events after the last part; `choice` is the last one that was told, with the reason of its end."""
         raise NotImplementedError
 
+    @staticmethod
+    def error(body: Body, status: int) -> Body:
+        """OpenAI's error `body` as the protocol has it in a response of `status`, or of 500 where a stream fails."""
+        return body
+
+    @classmethod
+    def error_event(cls, body: Body) -> Body:
+        """The event that ends a stream with OpenAI's error `body`."""
+        return {"type": "error"} | cls.error(body, 500)
+
     def sent_name(self, field: str) -> str:
         """What the client called a field of chat completions."""
         return self.names.get(_PLACE.split(field, maxsplit=1)[0], field)
@@ -93,7 +105,7 @@ class Dialect:
     async def events(self, pieces: AsyncIterator[Body], model: str) -> AsyncIterator[Body]:
         """A stream's events, from those of chat completions (of one choice, with usage in each).
 
-        A body with an error is passed on, and is the last.
+        That of an error is the last.
         """
         last: Body = {"finish_reason": None}
         usage: Body = {}
@@ -101,7 +113,7 @@ class Dialect:
         parts = _Parts(self)
         async for piece in pieces:
             if "error" in piece:
-                yield piece
+                yield self.error_event(piece)
                 return
             if not has_begun:
                 has_begun = True

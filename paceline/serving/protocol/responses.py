@@ -38,6 +38,7 @@ _REPEATED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_cal
 class Responses(Dialect):
     """OpenAI's POST /v1/responses, without memory."""
 
+    path = "/v1/responses"
     names: ClassVar[Mapping[str, str]] = {
         "messages": "input", "max_completion_tokens": "max_output_tokens",
         "max_tokens": "max_output_tokens", "response_format": "text", "structured_outputs": "text",

@@ -232,6 +232,12 @@ def test_errors_of_anthropics_say_that_they_are(ask):
     wrong, unknown = ask("/v1/messages", MESSAGES | {"max_tokens": 0}, MESSAGES | {"model": "nobody"})
     assert (wrong.json()["type"], wrong.json()["error"]["type"]) == ("error", "invalid_request_error")
     assert (unknown.json()["type"], unknown.json()["error"]["type"]) == ("error", "not_found_error")
+    [nowhere] = ask("/v1/messages/batches", MESSAGES)
+    assert (nowhere.status_code, nowhere.json()["error"]["type"]) == (404, "not_found_error")
+    for path, kind in (("/v1/messages", "error"), ("/v1/responses", None)):
+        [keyless] = ask(path, MESSAGES, settings=Settings(api_keys=("secret",)))
+        assert (keyless.status_code, keyless.json().get("type")) == (401, kind)
+        assert keyless.json()["error"]["type"] == "authentication_error"
 
 
 def test_an_answer_of_anthropics_has_the_form_that_is_asked_for(ask):
@@ -252,15 +258,21 @@ def test_a_block_alone_stands_for_a_list_of_one(ask):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize(("path", "body"), [("/v1/messages", MESSAGES), ("/v1/responses", RESPONSES)])
-def test_a_request_that_fails_is_the_servers_trouble(ask, monkeypatch, path, body):
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [("/v1/messages", MESSAGES, "api_error"), ("/v1/responses", RESPONSES, "request_failed")],
+)
+def test_a_request_that_fails_is_the_servers_trouble(ask, monkeypatch, path, body, kind):
     """Clients try again after a status of 500, and not after 400."""
     monkeypatch.setattr("paceline.engine.loop.engine.result_of", lambda *_, **__: 1 / 0)
-    [answer] = ask(path, body)
+    answer, stream = ask(path, body, body | {"stream": True})
+    name, event = stream.text.rstrip().rsplit("\n\n", 1)[-1].splitlines()
+    event = json.loads(event.removeprefix("data: "))
+    assert name == "event: error" and (event["type"], event["error"]["type"]) == ("error", kind)
     assert answer.status_code == 500
     assert answer.json()["error"] | {"message": ""} == {
         "message": "",
-        "type": "request_failed",
+        "type": kind,
         "param": None,
         "code": None,
     }
