@@ -5,8 +5,7 @@ unaffected, since drafts never decide it. Not for deciding which requests draft.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from math import inf
 from operator import index
 from typing import Any, TypeVar, cast
@@ -24,8 +23,15 @@ from paceline.speculation import RequestOutcome
 _NOTHING = TokenTree()
 _CHANGED = "changed token_ids, which is the request's own text"
 Answer = TypeVar("Answer")
-Lent = tuple[Grant, DraftContext]
-"""A request's grant, and the context that its drafter is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request to be drafted for: its grant and sample, and the context that the drafter gets."""
+
+    grant: Grant
+    sample: LiveSample
+    context: DraftContext
 
 
 def _says_chances(tree: TokenTree) -> bool:
@@ -50,17 +56,18 @@ class Drafting:
 
     def propose(self, plan: StepPlan, live: dict[str, LiveSample]) -> dict[str, TokenTree]:
         """Draft trees, possibly empty, by request id, for the requests that were granted a draft budget."""
-        grants = [grant for grant in plan.grants if grant.draft_budget]
-        self.own = {
-            grant.request.request_id: TokenTree.chain(tokens) for grant in grants if (tokens := self._own(grant, live))
-        }
-        if self.own:
-            grants = [grant for grant in grants if grant.request.request_id not in self.own]
-        if not grants:
+        self.own, asked = {}, list[_Asked]()
+        for grant in plan.grants:
+            if not grant.draft_budget:
+                continue
+            sample = live[grant.request.request_id]
+            if own := sample.own_draft(min(grant.draft_budget, grant.draft_depth)):
+                self.own[grant.request.request_id] = TokenTree.chain(own)
+            else:
+                asked.append(_Asked(grant, sample, draft_context(sample, grant, plan.batch, self._speculation)))
+        if not asked:
             return dict(self.own)
-        batch, speculation = plan.batch, self._speculation
-        lent = [(grant, draft_context(live[grant.request.request_id], grant, batch, speculation)) for grant in grants]
-        trees = self._worth([grant.request for grant in grants], plan, self._proposals(lent, live))
+        trees = self._worth([each.grant.request for each in asked], plan, self._proposals(asked))
         return trees | self.own
 
     @property
@@ -112,21 +119,15 @@ class Drafting:
         except Exception as error:
             warn_safely(f"drafter {self._name} could not release {request_id!r}: {error_text(error)}", DrafterWarning)
 
-    @staticmethod
-    def _own(grant: Grant, live: dict[str, LiveSample]) -> Sequence[int]:
-        return live[grant.request.request_id].own_draft(min(grant.draft_budget, grant.draft_depth))
-
-    def _proposals(self, lent: Sequence[Lent], live: dict[str, LiveSample]) -> dict[str, TokenTree]:
+    def _proposals(self, asked: Sequence[_Asked]) -> dict[str, TokenTree]:
         """Proposals for all requests in one call; when that fails, one call per request, to isolate the failing one."""
-        samples = [live[grant.request.request_id] for grant, _ in lent]
         try:
-            trees = [self._checked(*each) for each in zip(lent, self._trees(lent, live), strict=True)]
+            trees = [self._checked(*each) for each in zip(asked, self._trees(asked), strict=True)]
         except Exception:
-            ask = partial(self._propose_one, live=live)
-            trees = [self._guarded(sample, ask, each) for sample, each in zip(samples, lent, strict=True)]
+            trees = [self._guarded(each.sample, self._propose_one, each) for each in asked]
         return {
-            sample.state.request_id: sample.trimmed(tree)
-            for sample, tree in zip(samples, trees, strict=True)
+            each.sample.state.request_id: each.sample.trimmed(tree)
+            for each, tree in zip(asked, trees, strict=True)
             if tree is not None
         }
 
@@ -163,22 +164,22 @@ class Drafting:
         stats = grant.request.draft_stats
         stats.num_unread = min(stats.num_unread, max(0, grant.request.num_tokens - num_read))
 
-    def _propose_one(self, lent: Lent, live: dict[str, LiveSample]) -> TokenTree:
-        trees = list(self._trees([lent], live))
+    def _propose_one(self, asked: _Asked) -> TokenTree:
+        trees = list(self._trees([asked]))
         if len(trees) != 1:
             raise ValueError(f"propose returned {len(trees)} trees for 1 context; return one for each, in order")
-        return self._checked(lent, trees[0])
+        return self._checked(asked, trees[0])
 
-    def _trees(self, lent: Sequence[Lent], live: dict[str, LiveSample]) -> Sequence[TokenTree]:
+    def _trees(self, asked: Sequence[_Asked]) -> Sequence[TokenTree]:
         """The drafter's proposals. Raises ValueError, after restoring the texts, when it changed one's length."""
-        texts = [grant.request.token_ids for grant, _ in lent]
+        texts = [each.grant.request.token_ids for each in asked]
         lengths = [len(text) for text in texts]
         try:
-            return self.drafter.propose([context for _, context in lent])
+            return self.drafter.propose([each.context for each in asked])
         finally:
             if lengths != [len(text) for text in texts]:
-                for grant, _ in lent:
-                    live[grant.request.request_id].restore()
+                for each in asked:
+                    each.sample.restore()
                 raise ValueError(_CHANGED)
 
     def _tell(self, outcome: RequestOutcome, sample: LiveSample) -> None:
@@ -192,7 +193,7 @@ class Drafting:
                 sample.restore()
                 raise ValueError(_CHANGED)
 
-    def _checked(self, lent: Lent, tree: TokenTree) -> TokenTree:
+    def _checked(self, asked: _Asked, tree: TokenTree) -> TokenTree:
         """`tree` cut to what was granted. Raises ValueError or TypeError for an invalid tree or unknown token ids."""
         if not isinstance(tree, TokenTree):
             raise ValueError(f"proposed a {type(tree).__name__}, not a TokenTree")
@@ -203,8 +204,8 @@ class Drafting:
             tree = replace(tree, parents=tuple(map(index, tree.parents)), chances=chances)
         if tree.tokens and not (min(tree.tokens) >= 0 and max(tree.tokens) < self._vocab_size):
             raise ValueError(f"proposed tokens outside the vocabulary of {self._vocab_size}")
-        grant, _ = lent  # the limits of the grant, because the drafter may have changed its context
-        return tree.prune(grant.draft_budget, grant.draft_depth)
+        # the limits of the grant, because the drafter may have changed its context
+        return tree.prune(asked.grant.draft_budget, asked.grant.draft_depth)
 
     def _guarded(self, sample: LiveSample, act: Callable[..., Answer], *given: Any) -> Answer | None:
         """Return `act(*given)`. When it raises, switch the drafter off for the sample, warn and return None."""
