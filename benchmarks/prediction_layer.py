@@ -19,7 +19,7 @@ import numpy as np
 from common import console, finish, median, show
 from mixture import Numbers, RandomCheckpoint
 
-from paceline.drafters.common_tokens import common_tokens
+from paceline.drafters.runners.common_tokens import common_tokens
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.base import NORMED, pages_for
 from paceline.models.files.checkpoint import ENTRANCE

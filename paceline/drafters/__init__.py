@@ -1,1 +1,1 @@
-"""Drafters: one module per method, and the protocol that all of them implement (`base`)."""
+"""Drafters: a folder for each kind, and the protocol that all of them implement (`base`)."""

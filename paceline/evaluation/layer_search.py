@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.drafters.layer_skip import kept_layers
+from paceline.drafters.self_drafts.layer_skip import kept_layers
 from paceline.errors import InvalidParameter, UnsupportedModel
 from paceline.models.base import PAGE_SIZE, CausalLM, SkipsLayers, pages_for
 from paceline.models.overlay import Overlay, overlay_rows

@@ -3,7 +3,7 @@
 A row runs in an ordinary pass: it attends to its own key and to the memory keys, which lie in the cache, of earlier
 rows in its window. Afterwards its key and value in the cache are replaced by those of its memory. The cache of a text
 has a fixed size: a slot for each sink, and a ring for the window plus `SLACK` rows, so that up to `SLACK` rejected rows
-can be rolled back without needing anything they overwrote. Not for the drafting loop (`drafters/spire.py`).
+can be rolled back without needing anything they overwrote. Not for the drafting loop (`drafters/self_drafts/spire.py`).
 """
 
 from collections.abc import Sequence

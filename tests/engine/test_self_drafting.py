@@ -114,7 +114,9 @@ def test_a_drafters_own_budget_holds_until_the_user_names_one(engine_for):
 
 @pytest.mark.parametrize("method", ["sparse_cache", "layer_skip"])
 def test_full_attention_with_all_layers_drafts_the_targets_own_tokens(engine_for, method, monkeypatch):
-    monkeypatch.setattr("paceline.drafters.layer_skip.kept_layers", lambda skipped, num_layers: range(num_layers))
+    monkeypatch.setattr(
+        "paceline.drafters.self_drafts.layer_skip.kept_layers", lambda skipped, num_layers: range(num_layers)
+    )
     for rule, params in (("p/q", GREEDY), ("coupled", SAMPLED)):
         draft = {"method": method, "num_draft_tokens": 4, "policy": "fixed", "rule": rule}
         for output in run_all(engine_for(draft), params=replace(params, ignore_eos=True)):

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.drafters.self_draft import SelfDraft
-from paceline.drafters.sparse_cache import SinksAndWindow
+from paceline.drafters.self_drafts.self_draft import SelfDraft
+from paceline.drafters.self_drafts.sparse_cache import SinksAndWindow
 from paceline.models.base import PAGE_SIZE
 from paceline.sampling import Randomness, TokenTree, verify, verify_block
 

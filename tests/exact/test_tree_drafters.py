@@ -4,8 +4,8 @@ from fractions import Fraction as F
 
 import pytest
 
-from paceline.drafters.draft_model import DraftModel
-from paceline.drafters.specinfer import SpecInfer
+from paceline.drafters.draft_models.draft_model import DraftModel
+from paceline.drafters.draft_models.specinfer import SpecInfer
 from paceline.drafters.trees.options import tree_shape
 from paceline.sampling import CounterRandomness, Law, Randomness, TokenTree, verify, verify_sample_and_match
 

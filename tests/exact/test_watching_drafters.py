@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from paceline.drafters.base import DraftContext
-from paceline.drafters.jacobi import Jacobi
-from paceline.drafters.lookahead import Lookahead
+from paceline.drafters.self_drafts.jacobi import Jacobi
+from paceline.drafters.self_drafts.lookahead import Lookahead
 from paceline.sampling import resolve
 from paceline.types import SamplingParams
 from tests.fakes import tell

@@ -9,8 +9,8 @@ import pytest
 from paceline.drafters.base import BaseDrafter
 from paceline.drafters.hybrid.child import Child
 from paceline.drafters.hybrid.drafter import Hybrid
-from paceline.drafters.lookahead import Lookahead
 from paceline.drafters.registry import make_drafter
+from paceline.drafters.self_drafts.lookahead import Lookahead
 from paceline.errors import InvalidParameter
 from paceline.sampling import Law, TokenTree
 from paceline.speculation import DrafterTraits, FixedPrices

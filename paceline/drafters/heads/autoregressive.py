@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.drafters.base import DraftContext
-from paceline.drafters.draft_pages import Kept
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.paged import PagedRunner, keys_of_pairs
+from paceline.drafters.runners.draft_pages import Kept
 from paceline.drafters.trees.growth import Growth
 from paceline.models.chains import ChainDraft, Draws
 from paceline.models.heads.nets import AutoregressiveNet

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline.drafters.base import DraftContext
-from paceline.drafters.draft_pages import Kept
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.paged import PagedRunner
+from paceline.drafters.runners.draft_pages import Kept
 from paceline.drafters.trees.growth import Growth
 from paceline.models.base import Rows, slot_of
 from paceline.models.chains import ChainDraft, Draws

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.drafters.base import DraftContext
-from paceline.drafters.draft_pages import Kept
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.paged import PagedRunner, keys_of_pairs
+from paceline.drafters.runners.draft_pages import Kept
 from paceline.drafters.trees.growth import Growth
 from paceline.models.base import slot_of
 from paceline.models.heads.nets import BlockOfRows, HalfAutoregressiveNet

@@ -15,15 +15,15 @@ from typing import Any, cast
 import numpy as np
 
 from paceline.drafters.base import DraftContext
-from paceline.drafters.chains_at_once import ChainRunner, chains_at_once
-from paceline.drafters.common_tokens import CommonTokens, common_tokens
-from paceline.drafters.draft_runner import Runner, grow_all
 from paceline.drafters.heads.autoregressive import AutoregressiveRunner
 from paceline.drafters.heads.block import BlockRunner
 from paceline.drafters.heads.half_autoregressive import HalfAutoregressiveRunner
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.heads.paged import PagedRunner
 from paceline.drafters.heads.stepwise import StepRunner
+from paceline.drafters.runners.chains_at_once import ChainRunner
+from paceline.drafters.runners.common_tokens import CommonTokens, common_tokens
+from paceline.drafters.runners.growing import drafted
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.growth import TreeShape
 from paceline.drafters.trees.options import CHAIN
@@ -84,11 +84,7 @@ class HeadDrafter:
         if self._common is not None and isinstance(self.runner, AutoregressiveRunner):
             contexts, net = self._common.narrowed(contexts)
             self.runner.score_with(net)
-        growths = [self._begin(self._own(context)) for context in contexts]
-        chains = chains_at_once(self._chains, growths)
-        runners: list[Runner] = [self.runner]
-        grow_all(runners, [growth for growth in growths if growth.context.request_id not in chains])
-        return [chains.get(growth.context.request_id) or growth.tree() for growth in growths]
+        return drafted(self.runner, [self._begin(self._own(context)) for context in contexts], self._chains)
 
     def read_along(self, context: DraftContext) -> int:
         """See `ReadingDrafter`; heads without a cache of their own read nothing."""

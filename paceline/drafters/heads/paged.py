@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 
 from paceline.drafters.base import DraftContext
-from paceline.drafters.draft_pages import DraftPages, Kept
 from paceline.drafters.heads.hidden_states import HiddenStates
+from paceline.drafters.runners.draft_pages import DraftPages, Kept
 from paceline.drafters.trees.growth import Growth
 from paceline.models.base import PAGE_SIZE, KVCache
 from paceline.speculation.outcome import RequestOutcome
 
 
 class PagedRunner:
-    """Allocates cache pages for requests; see `draft_runner.Runner`.
+    """Allocates cache pages for requests; see `growing.Runner`.
 
     Args:
         states: the target's hidden states.

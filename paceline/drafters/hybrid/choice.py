@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from paceline.drafters.base import DraftContext
 from paceline.drafters.hybrid.child import Child
 from paceline.drafters.hybrid.step import Best, StepPrices
-from paceline.drafters.track_record import TrackRecord
+from paceline.drafters.hybrid.track_record import TrackRecord
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.best_draft import READING_MARGIN
 from paceline.speculation.records import PRIOR_RATE, tokens_to_come

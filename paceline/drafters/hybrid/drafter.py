@@ -18,9 +18,9 @@ from paceline.drafters.base import DraftContext, read_along
 from paceline.drafters.hybrid.child import Child, make_child
 from paceline.drafters.hybrid.choice import NO_PART, NOTHING, Choice, Plan, Proposal, Request
 from paceline.drafters.hybrid.step import LONGEST, Apart, StepPrices
+from paceline.drafters.hybrid.track_record import TrackRecord
 from paceline.drafters.hybrid.union import by_chance
 from paceline.drafters.services import DraftServices
-from paceline.drafters.track_record import TrackRecord
 from paceline.errors import InvalidParameter
 from paceline.sampling.law import Law
 from paceline.sampling.tree import TokenTree, union

@@ -1,1 +1,1 @@
-"""Lookup drafters that combine the request's own text, past outputs, and a memory of the model's answers."""
+"""Lookup drafters: what followed the same tokens in the request's own text, past outputs, or a memory of answers."""

@@ -2,7 +2,7 @@
 
 A draft is a tree of the nodes most likely to be accepted. Needs no model; a proposal takes tens of microseconds. Exact
 like every lookup, because proposals are deterministic. `grow.py` estimates the probabilities; the scoring of the
-SuffixDecoding paper is in `drafters/suffix.py`.
+SuffixDecoding paper is in `drafters/lookup/suffix.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,12 +13,12 @@ from typing import Any, Literal
 import numpy as np
 
 from paceline.drafters.base import DraftContext
-from paceline.drafters.calibration import Calibration
 from paceline.drafters.lookup import grow as compiled
+from paceline.drafters.lookup.calibration import Calibration
 from paceline.drafters.lookup.grow import LONGEST_MATCH, MOST_CANDIDATES
 from paceline.drafters.lookup.memory import Memory, no_memory
+from paceline.drafters.lookup.past_pools import PastPools
 from paceline.drafters.lookup.texts import PastOutputs, TextIndex
-from paceline.drafters.past_pools import PastPools
 from paceline.drafters.same_text import CHECKED_TAIL, goes_on
 from paceline.errors import InvalidParameter
 from paceline.models.kernel_disk import keep_on_disk

@@ -4,8 +4,8 @@ from typing import Literal
 
 from paceline.drafters.lookup.blended import LEAST_CHANCE, Blended, Mode
 from paceline.drafters.lookup.find import find_memory
+from paceline.drafters.lookup.suffix import Suffix
 from paceline.drafters.services import DraftServices
-from paceline.drafters.suffix import Suffix
 from paceline.errors import InvalidParameter
 
 _LEAST = 0.1

@@ -2,7 +2,7 @@
 
 In each round a runner (of a draft model, several of them, or a draft head) computes the logits after the nodes of the
 frontier; the growth then chooses their children and the next frontier. Not the place for passes and caches
-(`drafters/draft_runner.py`) or for the kinds of trees (the other files of this folder).
+(`drafters/runners/draft_runner.py`) or for the kinds of trees (the other files of this folder).
 """
 
 from collections.abc import Callable, Sequence

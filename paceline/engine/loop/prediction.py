@@ -1,7 +1,7 @@
 """`Prediction`: predicted output, a text that the client expects most of the answer to repeat, used as draft.
 
 Example: a code file to be edited. Drafting from it needs no model, and its drafts are verified like any others, so it
-never changes the text. Not for lookups in prompts (`drafters/ngram.py`).
+never changes the text. Not for lookups in prompts (`drafters/lookup/ngram.py`).
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ import sys
 from functools import cache
 
 from paceline.drafters.lookup.blended import Blended
-from paceline.drafters.ngram import NGram
+from paceline.drafters.lookup.ngram import NGram
 from paceline.models.numba_executor.ahead import compile_heads
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.drafters.auto import AUTO
 from paceline.drafters.registry import option_names
-from paceline.drafters.self_draft import SelfDraft
+from paceline.drafters.self_drafts.self_draft import SelfDraft
 from paceline.engine.llm import LLM
 from paceline.engine.loop.engine import Engine
 from paceline.engine.score import score

@@ -2,8 +2,8 @@
 
 The tokens of every pass are kept by slot, as keys and values are, so a request's text is found by its page table. After
 a pass one kernel compares each request's drafts with the picks, takes the accepted ones and the pick after them as its
-text, looks up what followed the text's end before, and writes the rows of the next pass. The drafts are those of
-`drafters/ngram.py`; the engine makes them as well and asks for these rows. Not for when to do so (`foreseen.py`).
+text, looks up what followed the text's end before, and writes the rows of the next pass. The drafts are those of the
+drafter `ngram`; the engine makes them as well and asks for these rows. Not for when to do so (`foreseen.py`).
 """
 
 from collections.abc import Callable

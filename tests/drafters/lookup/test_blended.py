@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drafters.calibration import Calibration
 from paceline.drafters.lookup.blended import Blended
+from paceline.drafters.lookup.calibration import Calibration
 from paceline.drafters.lookup.memory import MemoryInfo
 from paceline.errors import InvalidParameter
 from paceline.sampling import CounterRandomness

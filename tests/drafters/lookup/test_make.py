@@ -9,8 +9,8 @@ from paceline.drafters.lookup import find
 from paceline.drafters.lookup.blended import Blended
 from paceline.drafters.lookup.find import cached_path, find_memory
 from paceline.drafters.lookup.memory import MemoryInfo, write_memory
+from paceline.drafters.lookup.suffix import Suffix
 from paceline.drafters.registry import make_drafter
-from paceline.drafters.suffix import Suffix
 from paceline.errors import InvalidParameter
 from paceline.training.memory import build_memory
 from tests.fakes import ByteTokenizer

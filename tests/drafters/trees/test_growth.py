@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.drafters.base import DraftContext
-from paceline.drafters.draft_runner import grow_all
+from paceline.drafters.runners.growing import grow_all
 from paceline.drafters.trees.blocks import Blocks
 from paceline.drafters.trees.drawn import Drawn
 from paceline.drafters.trees.dynamic import Dynamic

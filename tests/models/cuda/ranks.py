@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.config import EngineConfig, SpeculativeConfig
-from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.draft_models.draft_model import DraftModel
 from paceline.engine.setup.build import build_engine
 from paceline.models.architecture.experts import Experts
 from paceline.models.cuda_executor import CudaModel

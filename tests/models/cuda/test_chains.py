@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from paceline.config import EngineConfig, SpeculativeConfig  # noqa: E402
-from paceline.drafters.draft_model import DraftModel  # noqa: E402
+from paceline.drafters.draft_models.draft_model import DraftModel  # noqa: E402
 from paceline.engine.setup.build import build_engine  # noqa: E402
 from paceline.models.chains import DraftsChains, Draws  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from paceline.config import EngineConfig, SpeculativeConfig  # noqa: E402
-from paceline.drafters.ngram import NGram  # noqa: E402
+from paceline.drafters.lookup.ngram import NGram  # noqa: E402
 from paceline.engine.setup.build import build_engine  # noqa: E402
 from paceline.models.base import PAGE_SIZE, Rows, slot_of  # noqa: E402
 from paceline.models.cuda_executor import CudaModel  # noqa: E402
