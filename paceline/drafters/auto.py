@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from paceline.config import SpeculativeConfig
 from paceline.models.architecture.size import bytes_per_pass
-from paceline.models.base import RunsHeads
+from paceline.models.base import HasDevice, RunsHeads
 from paceline.models.heads.registry import best_head
 from paceline.models.loaded import LoadedModel
 
@@ -31,7 +31,7 @@ def resolve_drafter(wanted: SpeculativeConfig | None, target: LoadedModel) -> Sp
         return wanted
     if wanted.model:
         return replace(wanted, method="draft_model")
-    is_gpu = getattr(getattr(target.model, "device", None), "type", "cpu") != "cpu"
+    is_gpu = isinstance(target.model, HasDevice) and target.model.device.type != "cpu"
     least = LEAST_BYTES_ON_A_GPU if is_gpu else LEAST_BYTES
     has_time = bytes_per_pass(target.model.config, target.dtype or AUTO) >= least
     ref = best_head(target.source) if isinstance(target.model, RunsHeads) and has_time else None

@@ -20,7 +20,7 @@ from paceline.engine.setup.profiles import dtype_of
 from paceline.engine.text.prompts import Message, Prompt, Prompts, as_list, named, per_prompt, text_of, variables_of
 from paceline.engine.threads.calls import Calls, Inbox, TokenStream
 from paceline.errors import InvalidParameter
-from paceline.models.base import PAGE_SIZE, RunsInParts
+from paceline.models.base import PAGE_SIZE, HasDtype, RunsInParts
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import ModelSource
 from paceline.models.text.tokenizer import Tokenizer
@@ -202,8 +202,8 @@ class LLM:
     @property
     def dtype_reason(self) -> str:
         """Why ``auto`` chose this dtype; empty when the user named it."""
-        choice = getattr(self._loaded.model, "dtype_choice", None)
-        return choice.reason if choice else ""
+        model = self._loaded.model
+        return model.dtype_choice.reason if isinstance(model, HasDtype) else ""
 
     @property
     def engine(self) -> Engine:

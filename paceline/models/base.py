@@ -19,6 +19,7 @@ import numpy as np
 
 from paceline.errors import InvalidParameter
 from paceline.models.architecture.config import ModelConfig
+from paceline.models.dtypes import DtypeChoice
 from paceline.models.states import States
 from paceline.sampling.answered import Answer, Question
 from paceline.theory.distributed_draft import Chip
@@ -152,6 +153,57 @@ class CausalLM(Protocol):
         `taps` names hidden states to return: tap i is the input of layer i, tap num_hidden_layers the output of the
         last layer, and `NORMED` the state after the final norm.
         """
+        ...
+
+
+@runtime_checkable
+class HasDtype(Protocol):
+    """A `CausalLM` whose weights may be stored in several dtypes.
+
+    Attributes:
+        dtype_choice: the dtype of this one, and why it was chosen.
+    """
+
+    dtype_choice: DtypeChoice
+
+
+@runtime_checkable
+class HasThreads(Protocol):
+    """A `CausalLM` that says how many threads compute a pass."""
+
+    @property
+    def num_threads(self) -> int:
+        """That number."""
+        ...
+
+
+@runtime_checkable
+class HasDevice(Protocol):
+    """A `CausalLM` of tensors on a device.
+
+    Attributes:
+        device: a `torch.device`.
+    """
+
+    device: Any
+
+
+@runtime_checkable
+class HasDescription(Protocol):
+    """A `CausalLM` that may run on several devices."""
+
+    @property
+    def description(self) -> str:
+        """Its executor, with the parallel degrees."""
+        ...
+
+
+@runtime_checkable
+class HasProcesses(Protocol):
+    """A `CausalLM` with threads or processes of its own."""
+
+    def close(self) -> None:
+        """End them; no pass can run afterwards."""
         ...
 
 

@@ -11,12 +11,13 @@ nor for the cache of memory rows (`feedback_draft.py`).
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from paceline.errors import CorruptWeights, first_line
 from paceline.models.architecture.rope import inverse_frequencies
-from paceline.models.files.checkpoint import Checkpoint
+from paceline.models.files.checkpoint import Checkpoint, LiesInFiles
 from paceline.models.files.save_folder import CARD
 
 KEY = "feedback"
@@ -43,9 +44,17 @@ class Sparse:
 def has_memory(checkpoint: Checkpoint) -> bool:
     """Whether the card of a model describes a feedback memory."""
     try:
-        return KEY in json.loads((checkpoint.path / CARD).read_text(encoding="utf-8"))  # type: ignore[attr-defined]
-    except (AttributeError, OSError, TypeError, ValueError):
+        _memory_of(checkpoint)
+    except (OSError, KeyError, TypeError, ValueError):
         return False
+    return True
+
+
+def _memory_of(checkpoint: Checkpoint) -> Any:
+    """What the card says of the memory. Raises FileNotFoundError without a card, KeyError for one without a memory."""
+    if not isinstance(checkpoint, LiesInFiles):
+        raise FileNotFoundError(CARD)
+    return json.loads((checkpoint.path / CARD).read_text(encoding="utf-8"))[KEY]
 
 
 def read_card(checkpoint: Checkpoint) -> tuple[Sparse, np.ndarray]:
@@ -55,13 +64,13 @@ def read_card(checkpoint: Checkpoint) -> tuple[Sparse, np.ndarray]:
         CorruptWeights: the file is missing, describes no memory, or does not fit the model.
     """
     try:
-        values = json.loads((checkpoint.path / CARD).read_text(encoding="utf-8"))[KEY]  # type: ignore[attr-defined]
+        values = _memory_of(checkpoint)
         sparse = Sparse(int(values["window"]), int(values["num_sinks"]))
         mix = np.asarray(values["mix"], np.float32).reshape(-1)
-    except (AttributeError, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
-        place = getattr(checkpoint, "path", "this draft")
-        is_missing = isinstance(error, OSError | AttributeError)
-        why = f"there is no {CARD} beside it" if is_missing else f"its {CARD} has none: {first_line(error)}"
+    except (OSError, KeyError, TypeError, ValueError, OverflowError) as error:
+        place = checkpoint.path if isinstance(checkpoint, LiesInFiles) else "this draft"
+        has_none = f"its {CARD} has none: {first_line(error)}"
+        why = f"there is no {CARD} beside it" if isinstance(error, OSError) else has_none
         problem = f"SPIRe needs a draft model that was trained with a feedback memory, and this one was not ({why})"
         remedy = "make one with paceline train draft --sparse, or draft with this one by draft_model"
         raise CorruptWeights(f"{place}: {problem}; {remedy}") from None

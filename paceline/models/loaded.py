@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from paceline.errors import EngineDead
-from paceline.models.base import CausalLM
+from paceline.models.base import CausalLM, HasDtype, HasProcesses
 from paceline.models.resolve import ModelSource
 from paceline.models.turnstile import Turnstile
 
@@ -25,8 +25,7 @@ class LoadedModel:
     @property
     def dtype(self) -> str | None:
         """The storage dtype of the weights; None where the executor has no choice of one."""
-        choice = getattr(self.model, "dtype_choice", None)
-        return choice.name if choice else None
+        return self.model.dtype_choice.name if isinstance(self.model, HasDtype) else None
 
     def check_open(self) -> None:
         """Raise EngineDead after `close`."""
@@ -37,6 +36,5 @@ class LoadedModel:
     def close(self) -> None:
         """Stop the threads of the model, or the other processes of a parallel run."""
         self.is_closed = True
-        end = getattr(self.model, "close", None)
-        if end is not None:
-            end()
+        if isinstance(self.model, HasProcesses):
+            self.model.close()

@@ -96,7 +96,7 @@ class Written:
     storage = "F32"
 
     def __init__(self, made, path):
-        self.path = path
+        self.path, self.weight_files = path, (path,)
         (path / CARD).write_text(json.dumps({KEY: made.card()}))
         self._tensors = made.tensors(made.state_dict())
         self.config = replace(TARGET.config, num_hidden_layers=len(made.layers))

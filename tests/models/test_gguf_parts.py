@@ -8,8 +8,9 @@ import pytest
 from paceline.errors import CorruptWeights
 from paceline.models.files.gguf_file import GGUFCheckpoint
 from paceline.models.files.gguf_parts import part_names
+from paceline.models.heads.fingerprint import weights_digest
 from paceline.models.numba_executor.executor import NumbaModel
-from paceline.models.resolve import resolve_model
+from paceline.models.resolve import ModelSource, resolve_model
 from paceline.models.rows import Part, build_rows
 from tests.fakes import RandomCheckpoint, small_config
 
@@ -58,6 +59,16 @@ def test_parts_are_the_whole_file(tmp_path):
     touched = GGUFCheckpoint(paths[0]).fingerprint
     write_gguf(paths[2], {"split.no": 2, "split.count": COUNT}, {n: TENSORS[n] * 2 for n in list(TENSORS)[17:]})
     assert GGUFCheckpoint(paths[0]).fingerprint != touched
+
+
+@pytest.mark.usefixtures("own_weight_cache")
+def test_heads_are_bound_to_the_weights_of_all_parts(tmp_path):
+    paths = write_parts(tmp_path)
+    found = [weights_digest(ModelSource("m", GGUFCheckpoint(path), None)) for path in paths]  # type: ignore[arg-type]
+    assert len(set(found)) == 1
+    write_gguf(paths[2], {"split.no": 2, "split.count": COUNT}, {n: TENSORS[n] * 2 for n in list(TENSORS)[17:]})
+    changed = weights_digest(ModelSource("m", GGUFCheckpoint(paths[0]), None))  # type: ignore[arg-type]
+    assert changed != found[0]
 
 
 def test_a_first_part_may_have_no_tensors(tmp_path):

@@ -16,7 +16,7 @@ from paceline.drafters.heads.paged import PagedRunner, keys_of_pairs
 from paceline.drafters.runners.draft_pages import Kept
 from paceline.drafters.trees.growth import Growth
 from paceline.models.chains import ChainDraft, Draws
-from paceline.models.heads.nets import AutoregressiveNet
+from paceline.models.heads.nets import AutoregressiveNet, DraftsAtOnce
 from paceline.models.rows import Logits, Part, build_rows
 from paceline.models.states import States, concatenate
 from paceline.sampling.randomness import ROOT
@@ -27,14 +27,14 @@ class AutoregressiveRunner(PagedRunner):
 
     def __init__(self, net: AutoregressiveNet, states: HiddenStates, num_pages: int, vocab_size: int) -> None:
         super().__init__(states, net.new_cache(num_pages), vocab_size)
-        self._net = net
-        self.can_chain, self.can_draw = hasattr(net, "draft_chains"), getattr(net, "draws_chains", False)
-        self.verifies_early = self.drafts_ahead = getattr(net, "verifies_early", False)
+        self.score_with(net)
+        self.drafts_ahead = self.at_once is not None and self.at_once.verifies_early
         self._below: dict[str, dict[int, np.ndarray]] = {}
 
     def score_with(self, net: AutoregressiveNet) -> None:
         """Draft with `net` from now on, whose caches are those of the present one."""
         self._net = net
+        self.at_once = net if isinstance(net, DraftsAtOnce) else None
 
     def score(self, work: Sequence[tuple[Growth, Sequence[int]]]) -> list[np.ndarray]:
         """Run one pass: for each admitted growth the logits [len(nodes), draft vocab] after its `nodes`, all of one
@@ -56,10 +56,11 @@ class AutoregressiveRunner(PagedRunner):
         return found
 
     def draft_chains(self, growths: Sequence[Growth], num_tokens: int, draws: Draws | None = None) -> ChainDraft:
-        """See `ChainRunner`; only for a net with `draft_chains`."""
+        """See `ChainRunner`; only where the net drafts `at_once`."""
+        assert self.at_once is not None
         parts, _, fed = self._roots(growths)
         drawn = () if draws is None else (draws,)
-        return self._net.draft_chains(build_rows(parts), fed, self.cache, num_tokens, *drawn)  # type: ignore[attr-defined]
+        return self.at_once.draft_chains(build_rows(parts), fed, self.cache, num_tokens, *drawn)
 
     def release(self, request_id: str) -> None:
         super().release(request_id)

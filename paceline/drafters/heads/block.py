@@ -18,7 +18,7 @@ from paceline.drafters.runners.draft_pages import Kept
 from paceline.drafters.trees.growth import Growth
 from paceline.models.base import Rows, slot_of
 from paceline.models.chains import ChainDraft, Draws
-from paceline.models.heads.nets import BlockNet
+from paceline.models.heads.nets import BlockNet, DraftsAtOnce
 from paceline.models.rows import Part, build_rows
 from paceline.sampling.randomness import ROOT
 
@@ -36,8 +36,7 @@ class BlockRunner(PagedRunner):
     def __init__(self, net: BlockNet, states: HiddenStates, num_pages: int, vocab_size: int) -> None:
         super().__init__(states, net.new_cache(num_pages), vocab_size)
         self._net, config = net, net.record.config
-        self.can_chain, self.can_draw = hasattr(net, "draft_chains"), getattr(net, "draws_chains", False)
-        self.verifies_early = getattr(net, "verifies_early", False)
+        self.at_once = net if isinstance(net, DraftsAtOnce) else None
         self._first_place = 0 if config.sample_from_anchor else 1
         self._size = config.num_steps + self._first_place
         self._mask = config.mask_token_id or 0
@@ -49,12 +48,13 @@ class BlockRunner(PagedRunner):
         return [self._below(growth, nodes) for growth, nodes in work]
 
     def draft_chains(self, growths: Sequence[Growth], num_tokens: int, draws: Draws | None = None) -> ChainDraft:
-        """See `ChainRunner`; only for a net with `draft_chains`."""
+        """See `ChainRunner`; only where the net drafts `at_once`."""
+        assert self.at_once is not None
         rows = _two_way(build_rows([self._part(growth) for growth in growths]), self._size)
         places = self._first_place + np.arange(num_tokens) + self._size * np.arange(len(growths))[:, None]
         rows = replace(rows, logit_rows=places.reshape(-1).astype(np.int32))
         drawn = () if draws is None else (draws,)
-        return self._net.draft_chains(rows, self.cache, *drawn)  # type: ignore[attr-defined]
+        return self.at_once.draft_chains(rows, self.cache, *drawn)
 
     def release(self, request_id: str) -> None:
         super().release(request_id)

@@ -45,7 +45,7 @@ class HalfAutoregressiveRunner(PagedRunner):
 
     def __init__(self, net: HalfAutoregressiveNet, states: HiddenStates, num_pages: int, vocab_size: int) -> None:
         super().__init__(states, net.new_cache(num_pages), vocab_size)
-        self._half, self.can_chain = net, False
+        self._half = net
         self._size = net.record.config.block_tokens
         self._drafted: dict[str, dict[int, _Drafted]] = {}
 

@@ -64,7 +64,8 @@ class HeadDrafter:
         self._common = common
         self.name, self.runner, self._begin, config = name, runner, shape.begin, record.config
         self._ids = None if record.draft_ids is None else record.draft_ids.astype(np.int64)
-        self._chains = cast(ChainRunner, runner) if not shape.branches and runner.can_chain else None
+        at_once = None if shape.branches else runner.at_once
+        self._chains = None if at_once is None else cast(ChainRunner, runner)
         self._deepest = config.num_steps if not isinstance(runner, _READERS) else None
         natural = config.num_steps + (_FURTHER if self._deepest is None else 0)
         self.traits = DrafterTraits(
@@ -72,11 +73,11 @@ class HeadDrafter:
             whole=shape.branches,
             cost_ratio=cost_ratio,
             natural_budget=shape.natural_budget if shape.branches else natural,
-            at_once=self._chains is not None,
-            prefers_coupled=self._chains is not None and self._chains.can_draw,
+            at_once=at_once is not None,
+            prefers_coupled=at_once is not None and at_once.draws_chains,
             reads=isinstance(runner, _READERS),
             taps=config.taps,
-            verified_early=self._chains is not None and runner.verifies_early,
+            verified_early=at_once is not None and at_once.verifies_early,
         )
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[TokenTree]:

@@ -7,6 +7,7 @@ from paceline.drafters.heads.head import HeadDrafter, head_of
 from paceline.drafters.services import DraftServices
 from paceline.drafters.trees.options import TreeName, tree_shape
 from paceline.errors import InvalidParameter, ModelNotFound
+from paceline.models.files.checkpoint import LiesInFiles
 from paceline.models.heads.prediction import head_in
 from paceline.models.heads.record import NOT_TRAINED, Family, HeadRecord
 from paceline.models.heads.registry import load_best, load_head
@@ -60,8 +61,8 @@ def _maker(family: Family | None) -> Callable[..., HeadDrafter]:
 
 def _is_itself(model: str, source: ModelSource) -> bool:
     """Whether `model` is the path of the target."""
-    path = getattr(source.checkpoint, "path", None)
-    return path is not None and Path(model).expanduser().absolute() == Path(path).absolute()
+    own = source.checkpoint
+    return isinstance(own, LiesInFiles) and Path(model).expanduser().absolute() == own.path.absolute()
 
 
 def _best(source: ModelSource, family: Family | None) -> HeadRecord:

@@ -7,6 +7,7 @@ from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.runners.draft_pages import DraftPages, Kept
 from paceline.drafters.trees.growth import Growth
 from paceline.models.base import PAGE_SIZE, KVCache
+from paceline.models.heads.nets import DraftsAtOnce
 from paceline.speculation.outcome import RequestOutcome
 
 
@@ -20,16 +21,22 @@ class PagedRunner:
         max_rows: most rows of one prefill pass.
 
     Attributes:
-        verifies_early: whether drafts are verified before the host knows them.
-        drafts_ahead: whether they are also launched before they are asked for.
+        at_once: its net, where that drafts chains in one call.
+        drafts_ahead: whether drafts are launched before they are asked for.
     """
 
-    verifies_early = drafts_ahead = False
+    at_once: DraftsAtOnce | None = None
+    drafts_ahead = False
 
     def __init__(self, states: HiddenStates, cache: KVCache, vocab_size: int, max_rows: int = 512) -> None:
         self.states, self.cache, self.pages = states, cache, DraftPages(cache.num_pages)
         self._vocab_size, self._max_rows = vocab_size, max_rows
         self._most = cache.num_pages * PAGE_SIZE
+
+    @property
+    def can_draw(self) -> bool:
+        """See `ChainRunner`."""
+        return self.at_once is not None and self.at_once.draws_chains
 
     def can_hold(self, growth: Growth) -> bool:
         """Whether the text has at least two tokens, and text and tree fit the target's context and an empty cache."""

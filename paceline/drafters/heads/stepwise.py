@@ -12,7 +12,7 @@ import numpy as np
 from paceline.drafters.heads.hidden_states import HiddenStates
 from paceline.drafters.trees.growth import Growth
 from paceline.models.chains import ChainDraft, Draws
-from paceline.models.heads.nets import StepNet
+from paceline.models.heads.nets import DraftsAtOnce, StepNet
 from paceline.models.states import States, concatenate
 from paceline.sampling.randomness import ROOT
 from paceline.speculation.outcome import RequestOutcome
@@ -27,9 +27,13 @@ class StepRunner:
 
     def __init__(self, net: StepNet, states: HiddenStates) -> None:
         self._net, self.states = net, states
-        self.can_chain, self.can_draw = hasattr(net, "draft_chains"), getattr(net, "draws_chains", False)
-        self.verifies_early = getattr(net, "verifies_early", False)
+        self.at_once = net if isinstance(net, DraftsAtOnce) else None
         self._below: dict[str, dict[int, tuple[int, States]]] = {}
+
+    @property
+    def can_draw(self) -> bool:
+        """See `ChainRunner`."""
+        return self.at_once is not None and self.at_once.draws_chains
 
     def can_hold(self, growth: Growth) -> bool:
         """Whether the target's last hidden state is stored; after a change of drafter it comes with the next step."""
@@ -59,11 +63,12 @@ class StepRunner:
         return np.split(logits.copy(), np.cumsum([len(nodes) for _, nodes in work])[:-1])
 
     def draft_chains(self, growths: Sequence[Growth], num_tokens: int, draws: Draws | None = None) -> ChainDraft:
-        """See `ChainRunner`; only for a net with `draft_chains`."""
+        """See `ChainRunner`; only where the net drafts `at_once`."""
+        assert self.at_once is not None
         states = concatenate([self._below[growth.context.request_id][ROOT][1] for growth in growths])
         last = np.array([growth.context.token_ids[-1] for growth in growths], np.int32)
         drawn = () if draws is None else (draws,)
-        return self._net.draft_chains(states, last, num_tokens, *drawn)  # type: ignore[attr-defined]
+        return self.at_once.draft_chains(states, last, num_tokens, *drawn)
 
     def observe(self, outcome: RequestOutcome) -> None:
         """Release a finished request."""

@@ -25,13 +25,12 @@ from paceline.speculation.policies import DraftLaw
 
 
 class ChainRunner(Protocol):
-    """A runner that drafts chains in one call.
+    """A runner that drafts chains in one call."""
 
-    Attributes:
-        can_draw: whether `draft_chains` takes `draws`.
-    """
-
-    can_draw: bool
+    @property
+    def can_draw(self) -> bool:
+        """Whether `draft_chains` takes `draws`."""
+        ...
 
     def can_hold(self, growth: Growth) -> bool:
         """See `growing.Runner`."""

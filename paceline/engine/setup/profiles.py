@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paceline.config import EngineConfig
 from paceline.errors import InvalidParameter
-from paceline.models.base import CausalLM
+from paceline.models.base import CausalLM, HasDescription, HasThreads
 from paceline.models.cache_dir import cache_dir
 from paceline.models.dtypes import AUTO
 from paceline.models.intact import digest_of
@@ -73,12 +73,12 @@ def dtype_of(loaded: LoadedModel, asked: str) -> str:
 
 def executor_name(model: CausalLM) -> str:
     """The executor's name, such as ``NumbaModel``; for a parallel run with its parallel degrees."""
-    return getattr(model, "description", type(model).__name__)
+    return model.description if isinstance(model, HasDescription) else type(model).__name__
 
 
 def num_threads(model: CausalLM) -> int | None:
     """Threads of a pass; None where the executor does not say."""
-    return getattr(model, "num_threads", None)
+    return model.num_threads if isinstance(model, HasThreads) else None
 
 
 def machine() -> str:

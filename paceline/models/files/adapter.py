@@ -19,7 +19,15 @@ from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.families import family_of
 from paceline.models.fields import shown
 from paceline.models.files.adapter_files import Adapter, Update, read_adapter
-from paceline.models.files.checkpoint import Checkpoint, KeepsBlocks, LetsGo, Predicts, StoredBlocks, finite
+from paceline.models.files.checkpoint import (
+    Checkpoint,
+    KeepsBlocks,
+    LetsGo,
+    LiesInFiles,
+    Predicts,
+    StoredBlocks,
+    finite,
+)
 from paceline.models.files.fingerprint import fingerprint_of
 from paceline.models.files.gguf_file import GGUFCheckpoint
 from paceline.models.files.sources import Source, base_prefix, gguf_sources, transformers_sources, with_prefix
@@ -69,7 +77,7 @@ class AdaptedCheckpoint:
     @property
     def weight_files(self) -> Sequence[Path]:
         """The files that hold the weights, the model's and the adapter's."""
-        own = getattr(self._base, "weight_files", None) or [self._base.path]  # type: ignore[attr-defined]
+        own = self._base.weight_files if isinstance(self._base, LiesInFiles) else ()
         return (*own, *self._adapter.files)
 
     @property

@@ -8,6 +8,7 @@ converts what its format or its family does differently.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -75,6 +76,21 @@ def finite(values: np.ndarray, name: str, file: object) -> np.ndarray:
     if not np.isfinite(values).all():
         raise CorruptWeights(f"{file}: {name} holds numbers that are not finite; download the model again")
     return values
+
+
+@runtime_checkable
+class LiesInFiles(Protocol):
+    """A `Checkpoint` that was read from files."""
+
+    @property
+    def path(self) -> Path:
+        """What the user named: a file, or a folder; other files of the model lie in it or beside it."""
+        ...
+
+    @property
+    def weight_files(self) -> Sequence[Path]:
+        """The files that hold the weights."""
+        ...
 
 
 @runtime_checkable

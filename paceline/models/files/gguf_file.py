@@ -65,6 +65,11 @@ class GGUFCheckpoint:
         return self._path
 
     @property
+    def weight_files(self) -> Sequence[Path]:
+        """See `LiesInFiles`: the file, or all parts."""
+        return tuple(part.path for part in self._parts)
+
+    @property
     def config(self) -> ModelConfig:
         """See `Checkpoint.config`."""
         return self._config

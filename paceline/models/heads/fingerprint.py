@@ -6,6 +6,7 @@ from pathlib import Path
 
 from paceline.models.cache_dir import cache_dir
 from paceline.models.fetch.download import BUILTIN_MODELS, weights_path
+from paceline.models.files.checkpoint import LiesInFiles
 from paceline.models.heads.record import TargetPrint
 from paceline.models.intact import file_digest
 from paceline.models.resolve import ModelSource
@@ -21,22 +22,21 @@ def target_print(source: ModelSource) -> TargetPrint:
 
 
 def weights_digest(source: ModelSource) -> str:
-    """SHA-256 of a GGUF file, or of the digests of a folder's files in order of name; empty without files.
+    """SHA-256 of a GGUF file, or of the digests of several files or a folder's in order of name; empty without files.
 
     Files are hashed once; the digest is kept in the cache until they change.
     """
     checkpoint = source.checkpoint
-    path = getattr(checkpoint, "path", None)
-    if path is None:
+    if not isinstance(checkpoint, LiesInFiles):
         return ""
+    path, files = checkpoint.path, tuple(checkpoint.weight_files)
     known = BUILTIN_MODELS.get(source.name)
     if known is not None and path == weights_path(known):
         return known.sha256
     note = cache_dir() / "prints" / checkpoint.fingerprint
     if note.is_file():
         return note.read_text()
-    files = getattr(checkpoint, "weight_files", None)
-    digest = file_digest(path) if files is None else _digest(files)
+    digest = file_digest(path) if files == (path,) else _digest(files)
     _keep(note, digest)
     return digest
 

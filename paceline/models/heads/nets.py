@@ -5,12 +5,13 @@ are valid until the next call of the same net. Nets beside a target on a device 
 there. Nothing here knows of requests, trees or randomness.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from paceline.models.base import KVCache, Rows
+from paceline.models.chains import ChainDraft
 from paceline.models.heads.record import HeadRecord
 from paceline.models.states import States
 
@@ -142,6 +143,21 @@ class StepNet(Protocol):
             tokens: [n] previous tokens: the last committed one at level 0, drafted ones at the others.
         """
         ...
+
+
+@runtime_checkable
+class DraftsAtOnce(Protocol):
+    """A net of any shape that drafts chains in one call.
+
+    Attributes:
+        draft_chains: see `models.chains.DraftsChains`, with the arguments of the net's shape.
+        draws_chains: whether it takes `Draws`; else its chains are greedy.
+        verifies_early: whether the target may verify a draft before the host knows it.
+    """
+
+    draft_chains: Callable[..., ChainDraft]
+    draws_chains: bool
+    verifies_early: bool
 
 
 HeadNet = AutoregressiveNet | HalfAutoregressiveNet | BlockNet | StepNet

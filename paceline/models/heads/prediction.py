@@ -77,6 +77,8 @@ class PredictionNet:
         entrance: makes what the layer is given.
     """
 
+    draws_chains = verifies_early = False
+
     def __init__(self, record: HeadRecord, layer: Layer, entrance: Entrance) -> None:
         self.record, self._layer, self._entrance = record, layer, entrance
 

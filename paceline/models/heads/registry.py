@@ -14,6 +14,7 @@ from typing import Literal
 from paceline.errors import HeadWarning, InvalidParameter, ModelNotFound, PacelineError, first_line
 from paceline.models.cache_dir import cache_dir
 from paceline.models.fetch.download import BUILTIN_MODELS
+from paceline.models.files.checkpoint import LiesInFiles
 from paceline.models.heads.files import CARD, CONFIG, WEIGHTS, read_head
 from paceline.models.heads.fingerprint import target_print, weights_digest
 from paceline.models.heads.fit import check_fit
@@ -203,9 +204,9 @@ def _ref(folder: Path, place: Place, name: str) -> HeadRef:
 
 def _beside(target: ModelSource) -> list[Path]:
     """Configs of heads beside the weights: ``heads/`` in a model's folder, ``NAME.heads/`` next to ``NAME.gguf``."""
-    path = getattr(target.checkpoint, "path", None)
-    if path is None:
+    if not isinstance(target.checkpoint, LiesInFiles):
         return []
+    path = target.checkpoint.path
     folder = path / "heads" if path.is_dir() else path.with_suffix(".heads")
     return sorted(folder.glob(f"*/{CONFIG}"))
 

@@ -160,4 +160,4 @@ def run(net, taps):
 
 def drawn(net, count, *given):
     """A drawn chain for each of `count` requests; nothing from a net that cannot draw."""
-    return net.draft_chains(*given, draws_of(count)) if hasattr(net, "draws_chains") else []
+    return net.draft_chains(*given, draws_of(count)) if net.draws_chains else []

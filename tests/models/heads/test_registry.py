@@ -27,7 +27,7 @@ class OnDisk(RandomCheckpoint):
 
     def __init__(self, path: Path, content: str, config: ModelConfig = CONFIG) -> None:
         super().__init__(config)
-        self.path, self.fingerprint = path, f"{path.name}-{content}"
+        self.path, self.weight_files, self.fingerprint = path, (path,), f"{path.name}-{content}"
         path.write_text(content)
 
 

@@ -38,6 +38,8 @@ class NumbaAutoregressiveNet:
         material: the head and what it takes from its target (`build.make_net` makes it).
     """
 
+    draws_chains = verifies_early = False
+
     def __init__(self, material: Material) -> None:
         self.record: HeadRecord = material.record
         config, self._layer = self.record.config, material.layer

@@ -42,6 +42,8 @@ class NumbaBlockNet:
         UnsupportedModel: a bias by more than the previous token, or of a rank that is no multiple of 32.
     """
 
+    draws_chains = verifies_early = False
+
     def __init__(self, material: Material) -> None:
         self.record = material.record
         config, self._layer = self.record.config, material.layer

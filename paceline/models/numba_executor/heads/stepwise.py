@@ -28,6 +28,8 @@ class NumbaStepNet:
     eps = 1e-6
     """Epsilon of the norms, if any."""
 
+    draws_chains = verifies_early = False
+
     def __init__(self, material: Material) -> None:
         self.record = material.record
         self._buffers = Buffers()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import CorruptWeights, InvalidParameter, UnsupportedModel
+from paceline.models.base import HasDevice
 from paceline.models.heads.record import HeadRecord
 from paceline.models.loaded import LoadedModel
 from paceline.models.torch_executor.heads.nets import NETS
@@ -27,7 +28,8 @@ def make_net(record: HeadRecord, target: LoadedModel, dtype: str = "auto") -> An
         raise InvalidParameter("dtype", f"{dtype!r} is not known to heads in torch", "use auto or float32")
     if record.layer is not None:
         return prediction_net(record, target.model)
-    return net_of(record, *tables_of(target), device=getattr(target.model, "device", torch.device("cpu")))
+    device = target.model.device if isinstance(target.model, HasDevice) else torch.device("cpu")
+    return net_of(record, *tables_of(target), device=device)
 
 
 def draft_dtype(record: HeadRecord) -> str:

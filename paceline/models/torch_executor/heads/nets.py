@@ -128,6 +128,8 @@ class TorchAutoregressiveNet(PagedNet):
 class TorchParallelEagle(TorchAutoregressiveNet):
     """See `NumbaParallelEagle`; for `PEagle`."""
 
+    draws_chains = verifies_early = False
+
     def __init__(self, record: HeadRecord, net: PEagle) -> None:
         super().__init__(record, net)
         with torch.inference_mode():
