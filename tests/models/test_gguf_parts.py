@@ -61,8 +61,8 @@ def test_parts_are_the_whole_file(tmp_path):
     assert GGUFCheckpoint(paths[0]).fingerprint != touched
 
 
-@pytest.mark.usefixtures("own_weight_cache")
-def test_heads_are_bound_to_the_weights_of_all_parts(tmp_path):
+def test_heads_are_bound_to_the_weights_of_all_parts(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     paths = write_parts(tmp_path)
     found = [weights_digest(ModelSource("m", GGUFCheckpoint(path), None)) for path in paths]  # type: ignore[arg-type]
     assert len(set(found)) == 1
