@@ -32,7 +32,7 @@ class Scheduler:
     Args:
         config: limits and the policy's name.
         pool: pages of the target's cache; nothing else may allocate from it.
-        length: length policy of drafts; None is plain decoding.
+        length_policy: of drafts; None is plain decoding.
         branches: whether drafts may have more nodes than levels.
         stop: stop rules; with None only lengths stop a request.
 
@@ -43,13 +43,13 @@ class Scheduler:
         self,
         config: SchedulerConfig,
         pool: PagePool,
-        length: LengthPolicy | None = None,
+        length_policy: LengthPolicy | None = None,
         stop: StopChecker | None = None,
         branches: bool = False,
     ) -> None:
         self.config = config
         self.pool = pool
-        self.length = Fixed(0) if length is None else length
+        self.length_policy = Fixed(0) if length_policy is None else length_policy
         self._branches = branches
         self.draft_rates = DraftRates.of_engine()
         """Rates of all requests together, the prior of a new request."""
@@ -124,7 +124,7 @@ class Scheduler:
         Requests whose deadline has passed are finished first, with the tokens they have.
         """
         expired = tuple(self._expire(now)) if self._deadlines else ()
-        step = StepBuilder(self.config, self.pool, self._running, self._waiting, self.length, self._branches)
+        step = StepBuilder(self.config, self.pool, self._running, self._waiting, self.length_policy, self._branches)
         self._policy.fill(step)
         plan = step.plan()
         self._last_plan = replace(plan, expired=expired) if expired else plan

@@ -34,13 +34,13 @@ class StepBuilder:
         config, pool: the limits.
         running: requests that hold pages, in scheduling order; changed in place by admissions and preemptions.
         waiting: requests that hold no pages, in scheduling order; changed in place.
-        length: decides how many nodes each decode should draft.
+        length_policy: decides how many nodes each decode should draft.
         branches: whether drafts may have more nodes than levels.
     """
 
     def __init__(
         self, config: SchedulerConfig, pool: PagePool, running: list[RequestState], waiting: list[RequestState],
-        length: LengthPolicy, branches: bool,
+        length_policy: LengthPolicy, branches: bool,
     ) -> None:  # fmt: skip
         self.config = config
         self.waiting = waiting
@@ -52,7 +52,7 @@ class StepBuilder:
         """Rows that prompts leave for drafts."""
         self._early: tuple[BatchStats, Demand] | None = None
         """The demand of drafts, if it was asked for before prompts got their rows."""
-        self._length, self._branches = length, branches
+        self._length_policy, self._branches = length_policy, branches
         self._pool = pool
         self._running = running
         self._decodes: list[RequestState] = []
@@ -228,7 +228,7 @@ class StepBuilder:
         return BatchStats(len(decodes), num_prefill_rows, self.rows_left, context, is_full)
 
     def _asked(self, batch: BatchStats) -> Demand:
-        return Demand.of(self._decodes, self._length, self._branches, batch)
+        return Demand.of(self._decodes, self._length_policy, self._branches, batch)
 
     def _grants(self, demand: Demand) -> list[Grant]:
         """A grant for every decode, with a draft budget as far as rows and pages allow."""

@@ -132,7 +132,7 @@ def test_only_an_executor_that_hides_the_host_compares_both_ways_of_decoding(mod
     def policy_of(loaded, policy):
         config = EngineConfig(kv_cache_memory_bytes=1 << 22, profile="none")
         engine = build_engine(loaded, config, SpeculativeConfig("suffix", policy=policy))
-        return engine.scheduler.length.inner
+        return engine.scheduler.length_policy.inner
 
     ours, theirs = models.values()
     assert isinstance(policy_of(ours, "auto"), WhereFaster) == ours.model.records_passes

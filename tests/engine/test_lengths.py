@@ -97,7 +97,7 @@ def test_names_and_options():
         ("confidence", {"colour": 1}, "threshold"),
         ("fixed", {"colour": 1}, "none"),
         ("disco", {}, "paceline train disco"),
-        ("goodput", {"max_length": 2}, "explore"),
+        ("goodput", {"num_draft_tokens": 2}, "explore"),
     ):
         with pytest.raises(InvalidParameter, match=word):
             make(name, options, 4)

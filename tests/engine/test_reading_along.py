@@ -148,7 +148,7 @@ def test_nothing_is_read_for_a_request_that_cannot_draft(engine_for, max_tokens,
 def test_policies_that_draft_nothing_now_have_nothing_read():
     request, batch = DraftStats(num_left=100, num_unread=500), BatchStats(3, 100)
     assert Fixed(2).reads_along(request, batch) and not Fixed(0).reads_along(request, batch)
-    assert not Goodput(FixedPrices(lambda rows, _context: 1.0), max_length=0).reads_along(request, batch)
+    assert not Goodput(FixedPrices(lambda rows, _context: 1.0), num_draft_tokens=0).reads_along(request, batch)
     cascade = Cascade()
     assert cascade.reads_along(request, batch) == (cascade.length > 0)
     faster = WhereFaster(Goodput(FixedPrices(lambda rows, _context: 1.0)), LearnedPrices(LearnedPass(lambda *_: 1.0)))

@@ -208,9 +208,9 @@ def test_an_engine_whose_device_is_gone_reports_what_it_has_and_ends(model, monk
 
 def test_a_policy_learns_from_a_step_before_it_plans_the_next(model):
     engine, calls = engine_over(model, SUFFIX | {"policy": "goodput"}), []
-    policy = engine.scheduler.length
+    policy = engine.scheduler.length_policy
     budgets, observe = policy.budgets, policy.observe
-    engine.scheduler.length = policy = type("Watched", (), {})()
+    engine.scheduler.length_policy = policy = type("Watched", (), {})()
     policy.budgets = lambda *given: calls.append("plan") or budgets(*given)
     policy.observe = lambda *given: calls.append("learn") or observe(*given)
     engine.add_request("a", [5, 6, 7], LONG)

@@ -38,17 +38,17 @@ def classifier() -> Classifier:
 
 
 def goodput() -> Goodput:
-    return Goodput(FixedPrices(lambda rows, _: 1 + 0.2 * rows), max_length=MOST, explore=0.3)
+    return Goodput(FixedPrices(lambda rows, _: 1 + 0.2 * rows), num_draft_tokens=MOST, explore=0.3)
 
 
 def whole_goodput() -> Goodput:
     """Price such that refused drafts soon end drafting, and exploring begins it again."""
-    return Goodput(FixedPrices(lambda rows, _: 1 + 0.5 * rows), max_length=MOST, explore=0.3, whole=True)
+    return Goodput(FixedPrices(lambda rows, _: 1 + 0.5 * rows), num_draft_tokens=MOST, explore=0.3, whole=True)
 
 
 POLICIES: dict[str, Callable[[], LengthPolicy]] = {
     "fixed": lambda: Fixed(2),
-    "heuristic": lambda: Heuristic(start=1, most=MOST),
+    "heuristic": lambda: Heuristic(start=1, num_draft_tokens=MOST),
     "confidence": lambda: Confidence(MOST, threshold=0.5),
     "disco": lambda: Disco(classifier(), MOST),
     "goodput": goodput,

@@ -160,7 +160,7 @@ def test_rows_late_in_a_prompt_are_given_as_many_as_their_attention_takes():
     fake, _ = beside_a_prompt(200, budget=0, balanced_context=60)
     while fake.scheduler._requests["long"].num_computed < 60:
         fake.step()
-    fake.scheduler.length.budget, before = 6, fake.scheduler._requests["long"].num_computed
+    fake.scheduler.length_policy.budget, before = 6, fake.scheduler._requests["long"].num_computed
     chunk, _ = chunk_and_drafts(fake.scheduler.schedule(9.0))
     more, _ = chunk_and_drafts(fake.scheduler.fill_up(0))
     assert before < 70 and more - chunk == int(12 / (1 + before / 60))

@@ -20,7 +20,7 @@ def bent(rows: float, context: float = 0.0) -> float:
 
 
 def lookup(prices=bent, ask: float = 0.0, explore: float = 0.01) -> GoodputByNode:
-    return GoodputByNode(FixedPrices(prices, lambda num_requests, context: ask), max_length=8, explore=explore)
+    return GoodputByNode(FixedPrices(prices, lambda num_requests, context: ask), num_draft_tokens=8, explore=explore)
 
 
 @given(chances=st.lists(CHANCES, min_size=1, max_size=3), others=st.integers(0, 3), prefill=st.sampled_from([0, 2, 50]))

@@ -205,11 +205,11 @@ def test_one_request_that_drafts_for_itself_keeps_nobody_from_drafts():
 
 
 def test_without_drafts_to_try_it_drafts_nothing():
-    assert Cascade(max_length=0).budgets([DraftStats()], BatchStats()) == [0]
+    assert Cascade(num_draft_tokens=0).budgets([DraftStats()], BatchStats()) == [0]
 
 
 @pytest.mark.parametrize(
-    "fields", [{"max_length": -1}, {"trial_steps": 0}, {"base_steps": 0}, {"tie": -0.1}, {"most_back_off": -1}]
+    "fields", [{"num_draft_tokens": -1}, {"trial_steps": 0}, {"base_steps": 0}, {"tie": -0.1}, {"most_back_off": -1}]
 )
 def test_impossible_settings_are_refused(fields):
     with pytest.raises(InvalidParameter, match=next(iter(fields))):

@@ -31,7 +31,7 @@ def by_top_probability(threshold: float = 0.5) -> Classifier:
 
 
 def test_confidence_multiplies_what_the_draft_was_sure_of():
-    policy = Confidence(max_length=6, threshold=0.5)
+    policy = Confidence(num_draft_tokens=6, threshold=0.5)
     assert policy.budgets([DraftStats()], BatchStats()) == [6]
     assert policy.keep_drafting(PREFIX, [sure(0.8), sure(0.7)])  # 0.56
     assert not policy.keep_drafting(PREFIX, [sure(0.8), sure(0.7), sure(0.8)])  # 0.448
@@ -46,7 +46,7 @@ def test_features_are_of_the_law_and_its_place():
 
 
 def test_disco_stops_where_the_chance_falls_below_the_threshold():
-    policy = Disco(by_top_probability(), max_length=4)
+    policy = Disco(by_top_probability(), num_draft_tokens=4)
     assert policy.budgets([DraftStats()], BatchStats()) == [4]
     assert policy.keep_drafting(PREFIX, [sure(0.65)])
     assert not policy.keep_drafting(PREFIX, [sure(0.95), sure(0.55)])
@@ -91,7 +91,7 @@ def test_a_file_that_is_no_classifier_is_refused(tmp_path, change):
 
 
 @pytest.mark.parametrize("make", [Confidence, lambda **f: Disco(by_top_probability(), **f)])
-@pytest.mark.parametrize("fields", [{"threshold": 1.5}, {"max_length": -1}])
+@pytest.mark.parametrize("fields", [{"threshold": 1.5}, {"num_draft_tokens": -1}])
 def test_impossible_values_are_refused(make, fields):
     with pytest.raises(InvalidParameter, match=next(iter(fields))):
         make(**fields)

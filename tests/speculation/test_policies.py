@@ -112,7 +112,7 @@ def test_rows_go_to_the_requests_whose_drafts_stand():
 
 
 def test_a_drafter_that_rarely_answers_costs_rows_only_when_it_does():
-    policy = Goodput(FixedPrices(CostProfile({1: 1.0, 16: 1.0, 17: 2.0})), max_length=1, explore=0.0)
+    policy = Goodput(FixedPrices(CostProfile({1: 1.0, 16: 1.0, 17: 2.0})), num_draft_tokens=1, explore=0.0)
     rarely = DraftRates(asked=4.0, answered=1.0, accepted=[0.5], tested=[1.0])
     batch = BatchStats(num_decodes=12)
     assert sum(policy.budgets([DraftStats(rates=rarely)] * 12, batch)) == 12
@@ -144,7 +144,7 @@ def test_goodput_comes_back_by_exploring():
     for _ in range(25):
         off.learn(verified(1, 1))
     assert one_budget(policy, off) > 1
-    assert one_budget(linear_cost(explore=0.5, max_length=0), off) == 0
+    assert one_budget(linear_cost(explore=0.5, num_draft_tokens=0), off) == 0
 
 
 @pytest.mark.parametrize("size", [1, 4, 64])
@@ -220,7 +220,7 @@ def time_tried(policy, batches, draft, row) -> float:
 @pytest.mark.parametrize("size", [1, 2])
 def test_trying_a_whole_draft_is_priced_as_one_draft(size):
     prices = FixedPrices(lambda rows, _: 1 + 0.01 * rows, lambda num_requests, _: 0.5 * num_requests)
-    policy = Goodput(prices, max_length=8, explore=0.02, whole=True)
+    policy = Goodput(prices, num_draft_tokens=8, explore=0.02, whole=True)
     assert 0.01 < time_tried(policy, [BatchStats(size)], draft=0.5, row=0.01) <= 0.022
 
 
@@ -237,7 +237,7 @@ def test_rows_are_paid_for_where_no_step_of_as_many_requests_is_known():
 
 
 def test_a_draft_dearer_than_many_steps_is_tried_in_the_end():
-    policy = Goodput(FixedPrices(lambda rows, _: 1.0, lambda *_: 20.0), max_length=1, explore=0.1)
+    policy = Goodput(FixedPrices(lambda rows, _: 1.0, lambda *_: 20.0), num_draft_tokens=1, explore=0.1)
     stats, tried = at_rate(0.0), []
     for _ in range(1000):
         tried.append(one_budget(policy, stats))
@@ -314,7 +314,7 @@ def test_goodput_stops_exactly_where_the_rate_of_tokens_would_fall(confidences, 
         (Fixed, "num_draft_tokens", -1),
         (Heuristic, "least", 0),
         (Heuristic, "start", 30),
-        (linear_cost, "max_length", -1),
+        (linear_cost, "num_draft_tokens", -1),
         (linear_cost, "explore", 1.5),
     ],
 )

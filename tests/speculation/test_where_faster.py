@@ -23,7 +23,7 @@ class Always(Goodput):
     gives_up = False
 
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
-        return [0 if self.gives_up else self.max_length] * len(requests)
+        return [0 if self.gives_up else self.num_draft_tokens] * len(requests)
 
     def observe(self, step: StepOutcome) -> None:
         """Nothing to learn."""
@@ -39,7 +39,7 @@ class World:
     def __init__(self, drafted: float, tokens: float, size: int = 8, prior: float = PASS) -> None:
         self.drafted, self.tokens, self.size, self.own = drafted, tokens, size, False
         prices = LearnedPrices(LearnedPass(CostProfile({1: prior, 64: prior})), hides_host=True)
-        self.inner, self.prices = Always(prices, max_length=4), prices
+        self.inner, self.prices = Always(prices, num_draft_tokens=4), prices
         self.policy = WhereFaster(self.inner, prices)
         self.seconds, self.said, self.drafts, self._in_a_row = 0.0, 0.0, [], 0
         self._random = random.Random(0)
@@ -136,7 +136,7 @@ def test_steps_that_read_prompts_say_nothing():
 
 def test_a_step_that_failed_says_nothing():
     prices = LearnedPrices(LearnedPass(lambda *_: PASS), hides_host=True)
-    policy = WhereFaster(Always(prices, max_length=4), prices)
+    policy = WhereFaster(Always(prices, num_draft_tokens=4), prices)
     for _ in range(300):
         lost = StepOutcome([RequestOutcome("a", num_new=1)], seconds=StepSeconds(verifying=1.0), is_complete=False)
         policy.observe(lost)
@@ -177,7 +177,7 @@ def test_steps_that_read_prompts_are_left_to_the_policy():
 def test_a_draft_model_is_not_made_to_read_all_texts():
     reads = DrafterTraits(reads=True, cost_ratio=0.1)
     prices = LearnedPrices(LearnedPass(CostProfile({1: PASS, 512: 10 * PASS})), reads, hides_host=True)
-    inner = Always(prices, max_length=4)
+    inner = Always(prices, num_draft_tokens=4)
     inner.gives_up = True
     assert WhereFaster(inner, prices).budgets([DraftStats()], BatchStats(1)) == [0]
 

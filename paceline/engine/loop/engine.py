@@ -198,7 +198,7 @@ class Engine:
         outputs = [self._end(live, "error") for live in failed]
         seconds.committing = timer.lap()
         outcome = _outcome(step, commits)
-        self.scheduler.length.observe(outcome)
+        self.scheduler.length_policy.observe(outcome)
         if self._starts_early and self.scheduler.has_work:
             self._started = self._start()
         self.prices.observe(outcome)

@@ -43,24 +43,22 @@ _START = 5
 
 
 def make_policy(
-    name: str, options: Mapping[str, Any], most: int, traits: DrafterTraits, prices: Prices
+    name: str, options: Mapping[str, Any], num_draft_tokens: int, traits: DrafterTraits, prices: Prices
 ) -> LengthPolicy:
     """The policy called `name`; ``auto`` is ``goodput``.
 
     Args:
         options: the policy's own, e.g. ``{"threshold": 0.5}``.
-        most: longest draft; with 0 every policy is `Fixed(0)`.
+        num_draft_tokens: longest draft; with 0 every policy is `Fixed(0)`.
         traits: of the drafter.
         prices: for goodput.
 
     Raises:
         InvalidParameter: an unknown or missing option, or an invalid value.
     """
-    if most == 0:
+    if num_draft_tokens == 0:
         return Fixed(0)
-    given = {
-        "num_draft_tokens": most, "most": most, "max_length": most, "prices": prices, "whole": traits.whole,
-    }  # fmt: skip
+    given = {"num_draft_tokens": num_draft_tokens, "prices": prices, "whole": traits.whole}
     policy = _POLICIES["goodput" if name == "auto" else name]
     if policy is Goodput and (traits.estimates or traits.chooses):
         policy = GoodputByNode
@@ -73,7 +71,7 @@ def make_policy(
     check_types(policy, options)
     own = dict(options)
     if policy is Heuristic:
-        own.setdefault("start", min(_START, most))
+        own.setdefault("start", min(_START, num_draft_tokens))
     if policy is Disco:
         own["classifier"] = _classifier(options)
     return policy(**{parameter: given[parameter] for parameter in parameters if parameter in given}, **own)

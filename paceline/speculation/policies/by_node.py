@@ -46,8 +46,8 @@ class GoodputByNode(Goodput):
     _usual: float | None = field(default=None, init=False, repr=False)
 
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
-        """`max_length` for each request whose proposals are worth their cost or due for a trial, 0 for the others."""
-        if not requests or not self.max_length:
+        """`num_draft_tokens` for requests whose proposals are worth their cost or due for a trial, 0 for the others."""
+        if not requests or not self.num_draft_tokens:
             return [0] * len(requests)
         price, usual = self._price_of_asking(), self._usual_saving()
         step = prices_in(batch, self.prices).target(
@@ -56,7 +56,7 @@ class GoodputByNode(Goodput):
         share = self.explore * (_ALONE if batch.num_decodes == len(requests) == 1 else 1)
         often = share * step / len(requests)
         return [
-            self.max_length
+            self.num_draft_tokens
             if request.estimates.expected_saving(usual) >= price or often * (1 + request.steps_since_asked) >= price
             else 0
             for request in requests

@@ -25,7 +25,7 @@ class Cascade(LengthPolicy):
     ``set`` phase that paid. A trial that paid is not enough: its few steps may have been lucky.
 
     Args:
-        max_length: longest draft.
+        num_draft_tokens: longest draft.
         trial_steps: steps per trial; their tokens and seconds are summed before they are divided.
         max_trials: trials in one test phase.
         set_steps: steps of a set phase.
@@ -41,7 +41,7 @@ class Cascade(LengthPolicy):
 
     def __init__(
         self,
-        max_length: int = 8,
+        num_draft_tokens: int = 8,
         trial_steps: int = 4,
         max_trials: int = 4,
         set_steps: int = 16,
@@ -50,14 +50,14 @@ class Cascade(LengthPolicy):
         tie: float = 0.1,
         most_back_off: int = 4,
     ) -> None:
-        check_least("max_length", max_length, 0)
+        check_least("num_draft_tokens", num_draft_tokens, 0)
         for name, value in (("trial_steps", trial_steps), ("max_trials", max_trials), ("set_steps", set_steps),
                             ("base_steps", base_steps), ("refresh_every", refresh_every)):  # fmt: skip
             check_least(name, value, 1)
         check_least("most_back_off", most_back_off, 0)
         if tie < 0:
             raise InvalidParameter("tie", f"{tie} is negative", "give a share such as 0.1")
-        self._max_length, self._trial_steps, self._max_trials = max_length, trial_steps, max_trials
+        self._num_draft_tokens, self._trial_steps, self._max_trials = num_draft_tokens, trial_steps, max_trials
         self._set_steps, self._base_steps, self._refresh_every = set_steps, base_steps, refresh_every
         self._tie, self._most_back_off = tie, most_back_off
         self._start, self._times_off, self._size_class = 1, 0, 0
@@ -75,7 +75,7 @@ class Cascade(LengthPolicy):
 
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
         """The current K."""
-        return [min(self._length, self._max_length)] * len(requests)
+        return [min(self._length, self._num_draft_tokens)] * len(requests)
 
     def reads_along(self, request: DraftStats, batch: BatchStats) -> bool:
         """Whether K is above 0 now."""
@@ -119,7 +119,7 @@ class Cascade(LengthPolicy):
             self._begin("base", 0, self._base_steps)
         else:
             self._utilities: dict[int, float] = {}
-            self._begin("test", min(self._start, self._max_length), self._trial_steps)
+            self._begin("test", min(self._start, self._num_draft_tokens), self._trial_steps)
 
     def _next_trial(self) -> None:
         """Start the trial of another length, or end the test phase."""
@@ -136,7 +136,7 @@ class Cascade(LengthPolicy):
         if others and best == self._length and tried[best] <= max(others) * (1 + self._tie):
             return None
         order = (best + 1, best - 1) if tried[best] >= 1 else (best - 1,)
-        return next((n for n in order if 1 <= n <= self._max_length and n not in tried), None)
+        return next((n for n in order if 1 <= n <= self._num_draft_tokens and n not in tried), None)
 
     def _best(self) -> int:
         """The length with the largest utility, the smallest on ties."""

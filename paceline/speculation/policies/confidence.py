@@ -14,21 +14,21 @@ class Confidence(LengthPolicy):
 
     The confidence stop of assisted generation (`assistant_confidence_threshold` of transformers), but computed from the
     largest probability instead of that of the drawn token, so the output keeps the target's law. Needs a drafter with
-    laws; a lookup drafter always drafts `max_length`.
+    laws; a lookup drafter always drafts `num_draft_tokens`.
     """
 
-    max_length: int = 8
+    num_draft_tokens: int = 8
     threshold: float = 0.4
 
     asks_beliefs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_least("max_length", self.max_length, 0)
+        check_least("num_draft_tokens", self.num_draft_tokens, 0)
         check_share("threshold", self.threshold)
 
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
-        """Always `max_length`."""
-        return [self.max_length] * len(requests)
+        """Always `num_draft_tokens`."""
+        return [self.num_draft_tokens] * len(requests)
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
         """Whether the product of the largest draft probabilities is at least `threshold`."""

@@ -126,25 +126,25 @@ class Disco(LengthPolicy):
 
     Attributes:
         classifier: trained for this pair of target and draft.
-        max_length: longest draft.
+        num_draft_tokens: longest draft.
         threshold: overrides the classifier's own.
     """
 
     classifier: Classifier
-    max_length: int = 8
+    num_draft_tokens: int = 8
     threshold: float | None = None
 
     asks_beliefs: ClassVar[bool] = True
     asks_laws: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_least("max_length", self.max_length, 0)
+        check_least("num_draft_tokens", self.num_draft_tokens, 0)
         if self.threshold is not None:
             check_share("threshold", self.threshold)
 
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
-        """Always `max_length`."""
-        return [self.max_length] * len(requests)
+        """Always `num_draft_tokens`."""
+        return [self.num_draft_tokens] * len(requests)
 
     def keep_drafting(self, prefix: PrefixStats, draft_laws: Sequence[DraftLaw]) -> bool:
         """Whether the classifier's probability for the latest law is at least the threshold."""

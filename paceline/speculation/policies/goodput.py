@@ -97,14 +97,14 @@ class Goodput(LengthPolicy):
 
     Attributes:
         prices: of passes and drafts.
-        max_length: longest draft considered.
+        num_draft_tokens: longest draft considered.
         explore: share of the time that may be lost on trial drafts, which are not expected to pay. Without them, the
             rates of a request whose drafts are switched off would never change. The longest without a draft goes first.
         whole: drafts must not be shortened. Each is taken as a whole, with its average rows and tokens, or not at all.
     """
 
     prices: Prices
-    max_length: int = 8
+    num_draft_tokens: int = 8
     explore: float = 0.01
     whole: bool = False
     asks_beliefs: ClassVar[bool] = True
@@ -120,13 +120,13 @@ class Goodput(LengthPolicy):
     """Those of the latest step, if it had a trial; what the step after it takes beyond the usual is added."""
 
     def __post_init__(self) -> None:
-        check_least("max_length", self.max_length, 0)
+        check_least("num_draft_tokens", self.num_draft_tokens, 0)
         if not 0 <= self.explore < 1:
             raise InvalidParameter("explore", f"{self.explore} is not in [0, 1)", "give a share of the time, e.g. 0.01")
 
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
         """The lengths that maximise expected tokens per second (fewest rows on ties), plus trial drafts on credit."""
-        if not self.max_length or not requests:
+        if not self.num_draft_tokens or not requests:
             return [0] * len(requests)
         self._trying = None
         if self._kept and self._kept.holds(requests, batch):
@@ -135,13 +135,13 @@ class Goodput(LengthPolicy):
         if len(requests) == 1:
             return [self._alone(requests[0], batch)]
         prices = prices_in(batch, self.prices)
-        offers, reads = Offers.of(requests, self.max_length, self.whole), prices.reading(1) > 0
+        offers, reads = Offers.of(requests, self.num_draft_tokens, self.whole), prices.reading(1) > 0
         if reads and not self.whole:
             offers = offers.hopeful(requests)
         best = best_draft(offers, prices, batch)
         if reads:
             best = worth_reading(best, offers, requests, prices, batch)
-        unit = self.max_length if self.whole else 1
+        unit = self.num_draft_tokens if self.whole else 1
         least = max(-(-len(requests) // _REQUESTS_PER_STEP), _steps_to_keep(len(requests), best.seconds))
         if not best.levels.any() and len(requests) >= _SOME_REQUESTS:
             least = max(least, _STEPS_TO_DECIDE)
@@ -156,8 +156,8 @@ class Goodput(LengthPolicy):
 
     def _alone(self, request: DraftStats, batch: BatchStats) -> int:
         """`budgets` for a single request, by the faster `best_alone`."""
-        best = best_alone(request, self.max_length, self.whole, prices_in(batch, self.prices), batch)
-        unit, asked = self.max_length if self.whole else 1, request.rates.asked
+        best = best_alone(request, self.num_draft_tokens, self.whole, prices_in(batch, self.prices), batch)
+        unit, asked = self.num_draft_tokens if self.whole else 1, request.rates.asked
         self._credit += self.explore * best.seconds
         if best.levels:
             steps = _steps_to_keep(1, best.seconds)
@@ -184,10 +184,10 @@ class Goodput(LengthPolicy):
 
     def reads_along(self, request: DraftStats, batch: BatchStats) -> bool:
         """Whether the request would draft at once, if it decoded beside those that do."""
-        if not self.max_length:
+        if not self.num_draft_tokens:
             return False
         decoding = BatchStats(batch.num_decodes + 1, mean_context=batch.mean_context)
-        return best_alone(request, self.max_length, self.whole, self.prices, decoding).levels > 0
+        return best_alone(request, self.num_draft_tokens, self.whole, self.prices, decoding).levels > 0
 
     def observe(self, step: StepOutcome) -> None:
         """Charge the credit with the time that a trial took beyond its expected price.

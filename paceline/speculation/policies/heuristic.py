@@ -18,12 +18,12 @@ class Heuristic(LengthPolicy):
 
     start: int = 5
     least: int = 1
-    most: int = 20
+    num_draft_tokens: int = 20
 
     def __post_init__(self) -> None:
         check_least("least", self.least, 1)
-        if not self.least <= self.start <= self.most:
-            problem = f"{self.start} is not between least={self.least} and most={self.most}"
+        if not self.least <= self.start <= self.num_draft_tokens:
+            problem = f"{self.start} is not between least={self.least} and num_draft_tokens={self.num_draft_tokens}"
             raise InvalidParameter("start", problem, "order the three numbers")
 
     def budgets(self, requests: Sequence[DraftStats], batch: BatchStats) -> list[int]:
@@ -34,4 +34,4 @@ class Heuristic(LengthPolicy):
         if request.last_budget is None:
             return self.start
         in_full = request.last_accepted_tokens == request.last_depth
-        return min(self.most, max(self.least, request.last_budget + (2 if in_full else -1)))
+        return min(self.num_draft_tokens, max(self.least, request.last_budget + (2 if in_full else -1)))

@@ -94,7 +94,7 @@ class WhereFaster(Around):
 
     def __init__(self, inner: Goodput, prices: LearnedPrices) -> None:
         super().__init__(inner)
-        self._prices, self._most = prices, inner.max_length
+        self._prices, self._most = prices, inner.num_draft_tokens
         self._ways: dict[int, _Way] = {}
         self._has_decoded_plainly = False
         """Whether a run of steps without drafts has taught `prices` what these take."""
