@@ -17,12 +17,12 @@ import numpy as np
 from common import console, finish, show
 from numba import njit
 
+from paceline.models.compiled.kernel import entry
 from paceline.models.numba_executor import operand
 from paceline.models.numba_executor.blocks import product
 from paceline.models.numba_executor.blocks.formats import FORMATS, NAMES, PANEL, BlockFormat
 from paceline.models.numba_executor.blocks.pack import pack, panel_bytes
 from paceline.models.numba_executor.blocks.unpack import Codes
-from paceline.models.numba_executor.kernel import entry
 
 _multiply = entry(product.multiply_blocks.py_func)
 

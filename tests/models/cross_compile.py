@@ -17,9 +17,9 @@ import llvmlite.binding as llvm
 from numba import njit, types
 from numba.core.compiler_lock import global_compiler_lock
 
+from paceline.models.compiled.link_only import LinkOnlyCompiler
 from paceline.models.numba_executor import isa
 from paceline.models.numba_executor.blocks import kernels, product
-from paceline.models.numba_executor.link_only import LinkOnlyCompiler
 
 OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
 FEATURES = {

@@ -11,6 +11,7 @@ import pytest
 from numba import njit
 
 from paceline.errors import InvalidParameter
+from paceline.models.compiled.kernel import entry
 from paceline.models.files.checkpoint import StoredBlocks
 from paceline.models.files.gguf_file import GGUFCheckpoint
 from paceline.models.files.gguf_header import BLOCKS
@@ -20,7 +21,6 @@ from paceline.models.numba_executor.blocks.formats import FORMATS, NAMES
 from paceline.models.numba_executor.blocks.pack import pack, panel_bytes
 from paceline.models.numba_executor.blocks.unpack import Codes, round_to_q8_0, unpack
 from paceline.models.numba_executor.executor import NumbaModel
-from paceline.models.numba_executor.kernel import entry
 from paceline.models.rows import Part, build_rows
 from tests.fakes import RandomCheckpoint, small_config
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.models import kernel_disk
-from paceline.models.kernel_disk import keep_on_disk
+from paceline.models.compiled import disk
+from paceline.models.compiled.disk import keep_on_disk
+from paceline.models.compiled.kernel import entry, kernel
 from paceline.models.numba_executor import weights
 from paceline.models.numba_executor.ahead import compile_ahead
 from paceline.models.numba_executor.executor import NumbaModel
-from paceline.models.numba_executor.kernel import entry, kernel, kernel_sources
 from paceline.models.numba_executor.kernel_cache import compiled_forward
+from paceline.models.numba_executor.sources import kernel_sources
 from tests.fakes import RandomCheckpoint, small_config
 
 
@@ -40,7 +41,7 @@ def test_a_kernel_refuses_a_call_from_python():
 
 
 SOURCE = """
-from paceline.models.numba_executor.kernel import entry, kernel
+from paceline.models.compiled.kernel import entry, kernel
 
 @kernel
 def double(values, i):
@@ -116,7 +117,7 @@ def test_kernels_are_lowered_anew_for_other_sources_and_without_a_caller_that_is
 
 def test_damaged_files_and_large_kernels_are_lowered_again(cache_folder, monkeypatch):
     first, second, third = (kernels(cache_folder) for _ in range(3))
-    monkeypatch.setattr(kernel_disk, "_LARGEST_INNER", 0)
+    monkeypatch.setattr(disk, "_LARGEST_INNER", 0)
     assert all(doubled(first[2], cache_folder, ("float32", "int64")))
     folder = cache_folder.parent / "cache" / "kernels"
     assert not list(folder.glob("inner-*"))
@@ -133,7 +134,7 @@ def test_an_error_while_a_kept_function_is_compiled_ends_the_keeping(cache_folde
     broken = keep_on_disk(entry(lambda values: values.no_such_thing), [cache_folder])
     with pytest.raises(Exception, match="no_such_thing"):
         broken(np.arange(3))
-    assert kernel_disk._Compiler.stamp is None
+    assert disk._Compiler.stamp is None
 
 
 def test_files_with_constants_of_kernels_are_among_their_sources():

@@ -6,9 +6,9 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from paceline.errors import InvalidParameter
+from paceline.models.compiled.kernel import entry
 from paceline.models.numba_executor import dot8, dot16, gemm, isa, operand, weights
 from paceline.models.numba_executor.executor import NumbaModel
-from paceline.models.numba_executor.kernel import entry
 from paceline.models.numba_executor.tile import store_tile
 from paceline.models.rows import Part, build_rows
 from tests.fakes import RandomCheckpoint, small_config

@@ -5,8 +5,8 @@ import pytest
 from numba import njit
 from numba.core.errors import TypingError
 
+from paceline.models.compiled.kernel import entry
 from paceline.models.numba_executor import dot16, gemm, operand, weights
-from paceline.models.numba_executor.kernel import entry
 from paceline.models.numba_executor.operand import activations_of
 
 from .tiny import operand_of

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from paceline.engine.loop.target_pass import PassOutput
+from paceline.models.compiled.kernel import entry, kernel
 from paceline.models.numba_executor.executor import NumbaModel
-from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.peaks import UNKNOWN, find_peaks
 from paceline.models.numba_executor.reference import stored
 from paceline.models.numba_executor.team import Team, share

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from paceline.errors import EngineDead, PacelineError
+from paceline.models.compiled.kernel import entry, kernel
 from paceline.models.numba_executor import team as team_module
-from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.reference import stored
 from paceline.models.numba_executor.team import Team, acquire, share, yield_processor
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numba.core.errors import TypingError
 
-from paceline.models.numba_executor.kernel import entry, kernel
+from paceline.models.compiled.kernel import entry, kernel
 from paceline.models.numba_executor.reference import LOADED_FIELDS, Kept, refer
 
 

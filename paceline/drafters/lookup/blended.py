@@ -21,8 +21,8 @@ from paceline.drafters.lookup.past_pools import PastPools
 from paceline.drafters.lookup.texts import PastOutputs, TextIndex
 from paceline.drafters.same_text import CHECKED_TAIL, goes_on
 from paceline.errors import InvalidParameter
-from paceline.models.kernel_disk import keep_on_disk
-from paceline.models.numba_executor.kernel import kernel_sources
+from paceline.models.compiled.disk import keep_on_disk
+from paceline.models.numba_executor.sources import kernel_sources
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
 from paceline.speculation.traits import DrafterTraits

@@ -19,7 +19,7 @@ import math
 
 import numpy as np
 
-from paceline.models.numba_executor.kernel import entry, kernel
+from paceline.models.compiled.kernel import entry, kernel
 from paceline.models.numba_executor.noise import exponential
 
 LONGEST_MATCH = 12

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from paceline.models.kernel_disk import keep_on_disk
-from paceline.models.numba_executor.kernel import entry, kernel
+from paceline.models.compiled.disk import keep_on_disk
+from paceline.models.compiled.kernel import entry, kernel
 
 MOST_WEIGHT = 200
 """Repetitions after which the oldest are forgotten."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.models.kernel_disk import keep_on_disk
-from paceline.models.numba_executor.kernel import entry
+from paceline.models.compiled.disk import keep_on_disk
+from paceline.models.compiled.kernel import entry
 
 SEPARATOR = -1
 """Stands between texts of one index; matches end there."""

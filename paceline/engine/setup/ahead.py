@@ -2,7 +2,7 @@
 
 Numba compiles on one thread of a process only. On a first start the main process compiles the target's forward pass
 while this one compiles the rest. Both share the kernel cache on disk, where a lock lets only one of them compile a
-given function (`models/kernel_disk.py`). The forward pass itself: `models/numba_executor/ahead.py`.
+given function (`models/compiled/disk.py`). The forward pass itself: `models/numba_executor/ahead.py`.
 """
 
 import os

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.models.base import PAGE_SIZE, pages_for
+from paceline.models.compiled.kernel import kernel
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.attention import (
     MOST_HEADS,
@@ -26,7 +27,6 @@ from paceline.models.numba_executor.attention import (
     score,
     softmax,
 )
-from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.kv_cache import first_element, page_elements, row_elements
 from paceline.models.numba_executor.operand import put
 

@@ -17,9 +17,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from paceline.models.base import PAGE_SIZE
+from paceline.models.compiled.kernel import kernel
 from paceline.models.numba_executor import halves, isa
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.kv_cache import GROUP, SCALE_BYTES
 
 MOST_HEADS = 3

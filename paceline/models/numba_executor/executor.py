@@ -15,6 +15,7 @@ from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.positions import rope_table_of, rotary_tables
 from paceline.models.architecture.size import balanced_context
 from paceline.models.base import ForwardOutput, KVCache, Rows, checked_layers
+from paceline.models.compiled.kernel import machine_code
 from paceline.models.dtypes import choose_dtype
 from paceline.models.files.checkpoint import Checkpoint
 from paceline.models.numba_executor.arrays import Batch, Scratch, Shape, Weights
@@ -22,7 +23,6 @@ from paceline.models.numba_executor.attend import new_attention_scratch
 from paceline.models.numba_executor.experts import ExpertScratch
 from paceline.models.numba_executor.forward import num_counters
 from paceline.models.numba_executor.gemm import PANEL, padded_rows
-from paceline.models.numba_executor.kernel import machine_code
 from paceline.models.numba_executor.kernel_cache import compiled_forward, compiled_race
 from paceline.models.numba_executor.kv_cache import NumbaCache, StatefulCache, choose_cache_dtype, flat, new_kv_cache
 from paceline.models.numba_executor.layer_inputs import InputScratch

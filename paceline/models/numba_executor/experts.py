@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.models.architecture.experts import LEAST_TOTAL
+from paceline.models.compiled.kernel import kernel
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.gemm import PANEL
-from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.linear import chunk, inner_panel, inner_product, product
 from paceline.models.numba_executor.matrix import multiply
 from paceline.models.numba_executor.operand import Operand, copy_row, put, read_row

@@ -16,11 +16,11 @@ from numba import types
 from numba.extending import overload
 
 from paceline.models.base import PAGE_SIZE
+from paceline.models.compiled.kernel import OPTIONS, entry, kernel
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.arrays import Shape
 from paceline.models.numba_executor.attend import attend_blocks, blocks_at_once, blocks_per_group, value_dim
 from paceline.models.numba_executor.experts import EXPERT_PHASES, experts_beside_dense, experts_forward
-from paceline.models.numba_executor.kernel import OPTIONS, entry, kernel
 from paceline.models.numba_executor.kv_cache import first_element, write_token
 from paceline.models.numba_executor.latent import LATENT_PHASES, place_latent, project_latent
 from paceline.models.numba_executor.layer_inputs import INPUT_PHASES, make_inputs, read_input

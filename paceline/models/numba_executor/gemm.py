@@ -21,10 +21,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
+from paceline.models.compiled.kernel import OPTIONS, kernel
 from paceline.models.numba_executor import dot8, dot16, isa
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.blocks.formats import PANEL
-from paceline.models.numba_executor.kernel import OPTIONS, kernel
 from paceline.models.numba_executor.operand import GROUP
 from paceline.models.numba_executor.tile import add_stored, scale_tile, shift_tile, store_tile
 

@@ -1,13 +1,13 @@
-"""The compiled pass and race, kept on disk (`models/kernel_disk.py`) until a file of this folder changes."""
+"""The compiled pass and race, kept on disk (`models/compiled/disk.py`) until a file of this folder changes."""
 
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from paceline.models.kernel_disk import keep_on_disk
+from paceline.models.compiled.disk import keep_on_disk
 from paceline.models.numba_executor.forward import forward
-from paceline.models.numba_executor.kernel import kernel_sources
 from paceline.models.numba_executor.races import race
+from paceline.models.numba_executor.sources import kernel_sources
 
 
 @cache

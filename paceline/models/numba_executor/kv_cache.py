@@ -21,9 +21,9 @@ from numba.extending import intrinsic, overload
 from paceline.errors import InvalidParameter
 from paceline.models.architecture.recurrence import Recurrence
 from paceline.models.base import PAGE_SIZE
+from paceline.models.compiled.kernel import OPTIONS, kernel
 from paceline.models.numba_executor import halves
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.kernel import OPTIONS, kernel
 from paceline.models.state_book import KeepsStates, StateStore
 
 CACHE_DTYPES = ("float32", "float16", "int8")

@@ -17,9 +17,9 @@ from numba.extending import overload
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.latent import LATENT_EPS
 from paceline.models.base import PAGE_SIZE
+from paceline.models.compiled.kernel import OPTIONS, kernel
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.gemm import padded_rows
-from paceline.models.numba_executor.kernel import OPTIONS, kernel
 from paceline.models.numba_executor.kv_cache import first_element, write_token
 from paceline.models.numba_executor.linear import product, rows_at_once
 from paceline.models.numba_executor.operand import put

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline.models.compiled.kernel import kernel
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.gemm import PANEL
-from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.linear import activate, product, rows_at_once
 from paceline.models.numba_executor.matrix import read_weights
 from paceline.models.numba_executor.operand import Operand, put

@@ -13,8 +13,8 @@ import numpy as np
 
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.positions import rotary_dim
+from paceline.models.compiled.kernel import kernel
 from paceline.models.numba_executor.gemm import padded_rows
-from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.latent import LatentShape
 
 (HEAD_DIM, KV_HEADS, PROJECTED, VALUES, ROTARY, INNER, CACHE, QKV, FIRST_QKV, FIRST_OUTPUT, FIRST_GATE_UP,

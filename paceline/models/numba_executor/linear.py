@@ -10,9 +10,9 @@ import numpy as np
 
 from paceline.models.architecture.family import SWIGLU_ALPHA, SWIGLU_LIMIT
 from paceline.models.base import PAGE_SIZE
+from paceline.models.compiled.kernel import kernel
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.gemm import PANEL
-from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.matrix import multiply
 from paceline.models.numba_executor.operand import put
 from paceline.models.numba_executor.team import take_after

@@ -10,10 +10,10 @@ pass chooses between the two.
 from numba import types
 from numba.extending import overload
 
+from paceline.models.compiled.kernel import OPTIONS
 from paceline.models.numba_executor import gemm
 from paceline.models.numba_executor.blocks.product import multiply_blocks, read_block_row
 from paceline.models.numba_executor.gemm import PANEL, stored_weight
-from paceline.models.numba_executor.kernel import OPTIONS
 
 
 def multiply(

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from paceline.models.numba_executor.kernel import kernel
+from paceline.models.compiled.kernel import kernel
 from paceline.sampling.randomness import INCREMENT, MULTIPLIERS
 
 _INCREMENT, _FIRST, _SECOND = (np.uint64(word) for word in (INCREMENT, *MULTIPLIERS))

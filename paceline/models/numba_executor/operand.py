@@ -19,11 +19,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
+from paceline.models.compiled.kernel import OPTIONS, kernel
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.blocks.formats import GROUP
 from paceline.models.numba_executor.dot8 import SUMS_IR
 from paceline.models.numba_executor.dot16 import multiplies_pairs
-from paceline.models.numba_executor.kernel import OPTIONS, kernel
 
 ROUNDS = ("w8a8", "gguf")
 """Dtypes that round activations to 8 bits."""

@@ -9,8 +9,8 @@ A greedy request needs nothing else, and reading a row again later would read it
 
 import numpy as np
 
+from paceline.models.compiled.kernel import kernel
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.team import barrier, take
 
 UNKNOWN = -1

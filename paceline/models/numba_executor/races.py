@@ -19,7 +19,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
 
-from paceline.models.numba_executor.kernel import OPTIONS, entry, kernel
+from paceline.models.compiled.kernel import OPTIONS, entry, kernel
 from paceline.models.numba_executor.noise import exponential, word
 
 UNDECIDED = -1

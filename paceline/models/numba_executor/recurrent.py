@@ -15,10 +15,10 @@ import numpy as np
 
 from paceline.errors import UnsupportedModel
 from paceline.models.architecture.recurrence import Recurrence
+from paceline.models.compiled.kernel import kernel
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.experts import dot
 from paceline.models.numba_executor.gemm import PANEL
-from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.operand import put, read_row
 from paceline.models.numba_executor.rowwise import copy_numbers, norm_row
 from paceline.models.numba_executor.team import take

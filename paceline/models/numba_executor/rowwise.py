@@ -8,8 +8,8 @@ Shared by the target's pass (`forward.py`) and the passes of draft heads (`heads
 
 import numpy as np
 
+from paceline.models.compiled.kernel import kernel
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.kernel import kernel
 
 
 @kernel

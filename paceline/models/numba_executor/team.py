@@ -31,10 +31,11 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from paceline.errors import EngineDead, PacelineError
-from paceline.models.kernel_disk import keep_on_disk
+from paceline.models.compiled.disk import keep_on_disk
+from paceline.models.compiled.kernel import call_at, entry, kernel, machine_code
 from paceline.models.numba_executor import vector as v
-from paceline.models.numba_executor.kernel import call_at, entry, kernel, kernel_sources, machine_code
 from paceline.models.numba_executor.reference import refer
+from paceline.models.numba_executor.sources import kernel_sources
 from paceline.models.processors import usable_cores
 
 SPINS_BEFORE_YIELD = 4000

@@ -12,10 +12,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
+from paceline.models.compiled.kernel import OPTIONS, kernel
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.blocks.product import address_of
 from paceline.models.numba_executor.gemm import PANEL
-from paceline.models.numba_executor.kernel import OPTIONS, kernel
 from paceline.models.numba_executor.linear import chunk
 from paceline.models.numba_executor.team import SPINS_BEFORE_YIELD, acquire, fetch_add, yield_processor
 

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from paceline.models.kernel_disk import keep_on_disk
+from paceline.models.compiled.disk import keep_on_disk
 from paceline.placement.simulator import batched, kernel
 
 

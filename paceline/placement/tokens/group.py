@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.models.kernel_disk import keep_on_disk
+from paceline.models.compiled.disk import keep_on_disk
 from paceline.placement.tokens import kernel, lanes, passes, rounds
 from paceline.placement.tokens.profile import TokenProfile, group_tables
 

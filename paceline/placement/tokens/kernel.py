@@ -8,7 +8,7 @@ A group without stages does rounds (`rounds.py`), a pipeline has passes in fligh
 import numpy as np
 from numba import njit
 
-from paceline.models.numba_executor.kernel import inner
+from paceline.models.compiled.kernel import inner
 from paceline.placement.tokens.lanes import advance_lanes, enter
 from paceline.placement.tokens.passes import (
     BY,

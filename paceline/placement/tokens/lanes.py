@@ -13,7 +13,7 @@ a whole cycle of them repeats the last one a little later; then as many cycles a
 import numpy as np
 from numba import njit
 
-from paceline.models.numba_executor.kernel import inner
+from paceline.models.compiled.kernel import inner
 from paceline.placement.tokens.passes import (
     ENDED,
     GATHER,

@@ -6,7 +6,7 @@ Not for the order of passes (`rounds.py`, `lanes.py`).
 
 import numpy as np
 
-from paceline.models.numba_executor.kernel import inner
+from paceline.models.compiled.kernel import inner
 
 MODEL, PROMPT, READ, MADE, TOTAL, EXPECTED, RUNS, FIRST, ENDED, BY, FIRST_BY, PACE, NUMBER, LANE = range(14)
 """Columns: model of the group; tokens of the prompt, and of it those read; tokens made, those that there will be, and

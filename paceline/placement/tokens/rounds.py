@@ -8,7 +8,7 @@ from event to event. Not for pipelines (`lanes.py`).
 
 import numpy as np
 
-from paceline.models.numba_executor.kernel import inner
+from paceline.models.compiled.kernel import inner
 from paceline.placement.tokens.passes import GATHER, RUNS, admit, go_on, pass_seconds, purge
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from paceline.models.kernel_disk import keep_on_disk
+from paceline.models.compiled.disk import keep_on_disk
 
 _LEAST = np.float32(-87.0)
 """The exponential of a smaller number is no normal float32."""

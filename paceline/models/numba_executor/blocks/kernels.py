@@ -16,11 +16,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from paceline.models.kernel_disk import keep_on_disk
+from paceline.models.compiled.disk import keep_on_disk
+from paceline.models.compiled.kernel import entry
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.blocks.formats import FORMATS, GROUP, HALF, PANEL
 from paceline.models.numba_executor.blocks.sums import Row, emit_column, emit_sums
-from paceline.models.numba_executor.kernel import entry, kernel_sources
+from paceline.models.numba_executor.sources import kernel_sources
 
 TILE_ROWS = 8
 """Most rows of activations that one call multiplies."""

@@ -14,10 +14,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from paceline.models.compiled.kernel import call_at, kernel
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.blocks.formats import GROUP, NAMES, PANEL
 from paceline.models.numba_executor.blocks.kernels import ROW_SIGNATURE, TILE_ROWS, TILE_SIGNATURE, addresses
-from paceline.models.numba_executor.kernel import call_at, kernel
 
 CACHE_BYTES = 1 << 19
 """Most bytes of activation codes in a block of rows, so that they stay in the L2 cache."""

@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from paceline.models.base import PAGE_SIZE
+from paceline.models.compiled.kernel import kernel
 from paceline.models.numba_executor import vector as v
 from paceline.models.numba_executor.heads.program import (
     ARGMAX,
@@ -39,7 +40,6 @@ from paceline.models.numba_executor.heads.program import (
     WEIGHT,
     WIDTH,
 )
-from paceline.models.numba_executor.kernel import kernel
 from paceline.models.numba_executor.kv_cache import first_element, write_token
 from paceline.models.numba_executor.matrix import read_weights
 from paceline.models.numba_executor.operand import operand_from, put

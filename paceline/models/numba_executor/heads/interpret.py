@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline.models.compiled.kernel import entry, kernel
 from paceline.models.numba_executor.attend import AttentionScratch, attend_blocks, blocks_at_once, blocks_per_group
 from paceline.models.numba_executor.heads.each_row import on_row
 from paceline.models.numba_executor.heads.program import (
@@ -28,7 +29,6 @@ from paceline.models.numba_executor.heads.program import (
     TARGET_COLUMN,
     WEIGHT,
 )
-from paceline.models.numba_executor.kernel import entry, kernel
 from paceline.models.numba_executor.linear import SILU, inner_product, product, rows_at_once
 from paceline.models.numba_executor.operand import Operand, operand_from
 from paceline.models.numba_executor.reference import stored

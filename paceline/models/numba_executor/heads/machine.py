@@ -13,16 +13,17 @@ import numpy as np
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.rope import inverse_frequencies
 from paceline.models.base import PAGE_SIZE, Rows
-from paceline.models.kernel_disk import keep_on_disk
+from paceline.models.compiled.disk import keep_on_disk
+from paceline.models.compiled.kernel import machine_code
 from paceline.models.numba_executor.arrays import Shape
 from paceline.models.numba_executor.attend import new_attention_scratch
 from paceline.models.numba_executor.gemm import PANEL, padded_rows
 from paceline.models.numba_executor.heads.interpret import Batch, Store, Work, run
 from paceline.models.numba_executor.heads.program import Buffer, Program
-from paceline.models.numba_executor.kernel import kernel_sources, machine_code
 from paceline.models.numba_executor.kv_cache import GROUP, NumbaCache, flat, new_kv_cache
 from paceline.models.numba_executor.operand import activations_of, new_operand
 from paceline.models.numba_executor.reference import Kept
+from paceline.models.numba_executor.sources import kernel_sources
 from paceline.models.numba_executor.team import Team, new_slot
 
 

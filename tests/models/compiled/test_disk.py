@@ -11,7 +11,7 @@ import pytest
 from numba import njit
 
 from paceline.models.cache_use import DAY, unused
-from paceline.models.kernel_disk import keep_on_disk
+from paceline.models.compiled.disk import keep_on_disk
 
 
 def add_one(values):
@@ -115,7 +115,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 from paceline.models.cache_use import DAY, unused
-from paceline.models.kernel_disk import keep_on_disk
+from paceline.models.compiled.disk import keep_on_disk
 
 def make(unit):
     @njit
@@ -160,7 +160,7 @@ import os, sys
 import numpy as np
 from pathlib import Path
 from paceline.models.cache_use import DAY, unused
-from paceline.models.kernel_disk import keep_on_disk
+from paceline.models.compiled.disk import keep_on_disk
 import kernels as own
 
 def run(name):
@@ -179,7 +179,7 @@ else:
         assert os.waitpid(child, 0)[1] == 0
 """
 KERNELS = """
-from paceline.models.numba_executor.kernel import entry, kernel
+from paceline.models.compiled.kernel import entry, kernel
 
 def make(number):
     @kernel
@@ -220,7 +220,7 @@ def test_a_full_disk_leaves_no_file_behind(source, arrays, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("paceline.models.kernel_disk.os.replace", full)
+    monkeypatch.setattr("paceline.models.compiled.disk.os.replace", full)
     assert fresh(source)(arrays["int64"]) == 10
     assert [path.suffix for path in (source.parent / "cache" / "kernels").iterdir()] == [".lock"]
 

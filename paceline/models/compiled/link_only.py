@@ -4,7 +4,7 @@ Numba optimises every compiled function separately, generates machine code for i
 the caller and repeats this level by level. A pass of a model is a hundred small functions seven levels deep, of which
 only the outermost is ever called, so three quarters of the compile time went into unused code. Here the inner functions
 stop after lowering; the result of a pass is bitwise the same. They are kept on disk as they were lowered
-(`kernel_disk.InnerCache`). Not for functions that Python calls.
+(`disk.InnerCache`). Not for functions that Python calls.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportIncompatibleMethodOverride=false
@@ -84,7 +84,7 @@ class _Context:
 
 
 def rebuilt(context: Any, *stored: Any) -> CompileResult:
-    """The inner function that `kernel_disk.InnerCache` stored."""
+    """The inner function that `disk.InnerCache` stored."""
     return CompileResult._rebuild(_Context(context), *stored)._replace(target_context=context)
 
 

@@ -7,24 +7,17 @@ caller owns all arrays and outlives it.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
 from numba import njit, typeof, types
 from numba.core import cgutils
 
-from paceline.models.kernel_disk import InnerCache
-from paceline.models.numba_executor.link_only import LinkOnlyCompiler, is_supported, rebuilt
+from paceline.models.compiled.disk import InnerCache
+from paceline.models.compiled.link_only import LinkOnlyCompiler, is_supported, rebuilt
 
 _ENTRY_OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
 _INNER = {"no_cpython_wrapper": True, "pipeline_class": LinkOnlyCompiler} if is_supported() else {}
-
-_CONSTANTS = (
-    "models/architecture/experts.py", "models/architecture/family.py", "models/architecture/latent.py",
-    "models/base.py", "models/state_book.py", "sampling/answered.py", "sampling/randomness.py",
-)  # fmt: skip
-"""Files with constants that kernels hold as numbers once they are compiled."""
 
 OPTIONS = _ENTRY_OPTIONS | _INNER
 """Options of functions that only compiled code calls; also ``jit_options`` for ``numba.extending.overload``."""
@@ -70,9 +63,3 @@ def call_at(context: Any, builder: ir.IRBuilder, arguments: tuple, address: ir.V
     kind = context.call_conv.get_function_type(types.none, arguments)
     unused = [cgutils.alloca_once(builder, pointer.pointee) for pointer in kind.args[:2]]  # result and exception
     builder.call(builder.inttoptr(address, kind.as_pointer()), [*unused, *values])
-
-
-def kernel_sources() -> list[Path]:
-    """Every source file that kernels may depend on: all files of the folder, and those that define constants for it."""
-    folder = Path(__file__).parent
-    return [*sorted(folder.rglob("*.py")), *(folder.parents[1] / name for name in _CONSTANTS)]

@@ -1,0 +1,1 @@
+"""Functions that Numba compiles, for any package: how they are compiled, and a cache of them on disk."""
