@@ -9,7 +9,6 @@ from collections.abc import Collection
 import numpy as np
 
 from paceline.models.resolve import ModelSource
-from paceline.models.text.tokenizer import Tokenizer
 from paceline.sampling.law import Law
 
 NOT_SHARED = -1
@@ -29,7 +28,7 @@ class SharedTokens:
     """
 
     def __init__(self, target: ModelSource, draft: ModelSource) -> None:
-        ours, theirs = _ids_by_text(target.tokenizer), _ids_by_text(draft.tokenizer)
+        ours, theirs = _ids_by_text(target), _ids_by_text(draft)
         pairs = {theirs[text]: ours[text] for text in theirs.keys() & ours.keys()}
         taken = set(pairs.values())
         for theirs_end, ours_end in zip(draft.eos_token_ids, target.eos_token_ids, strict=False):
@@ -73,10 +72,11 @@ class SharedTokens:
         return spread
 
 
-def _ids_by_text(tokenizer: Tokenizer) -> dict[tuple[bytes, bool], int]:
-    """(bytes, is it special) to the lowest id that spells them."""
+def _ids_by_text(source: ModelSource) -> dict[tuple[bytes, bool], int]:
+    """(bytes, is it special) to the lowest id that spells them, of the tokens that the model has logits for."""
     ids: dict[tuple[bytes, bool], int] = {}
-    for token_id in range(tokenizer.vocab_size):
+    tokenizer = source.tokenizer
+    for token_id in range(min(tokenizer.vocab_size, source.checkpoint.config.vocab_size)):
         data = tokenizer.token_bytes(token_id)
         if data:
             ids.setdefault((data, token_id in tokenizer.special_token_ids), token_id)

@@ -111,6 +111,14 @@ def test_the_law_is_renormalised_inside_the_shared_tokens():
         assert dict(zip(tokens, probs, strict=True)) == expected
 
 
+def test_tokens_beyond_a_models_logits_are_not_shared():
+    """Tokenizers may know more tokens than their models have logits for, and two may share one of these."""
+    rows = {"target": ({"num_rows": 2}, {}, "ab"), "draft": ({}, {"num_rows": 3}, "ca")}
+    for ours, theirs, shared in rows.values():
+        found = shared_tokens.SharedTokens(source(TARGET, **ours), source(DRAFT, **theirs))
+        assert {DRAFT.token_bytes(token).decode() for token in found.draft_ids} == set(shared)
+
+
 class Chaining(FloatTable):
     """The same on a device, which drafts greedy chains over its whole vocabulary in one call."""
 

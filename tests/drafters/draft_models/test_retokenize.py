@@ -1,5 +1,7 @@
 """Text carried between vocabularies: step by step it ends up where one go does, and spells what was written."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,10 +25,13 @@ def pieces():
     return Tokenizer.from_gguf(sentencepiece_gguf())
 
 
-def source(tokenizer, eos=()):
+def source(tokenizer, eos=(), num_rows=None):
+    """A model with this tokenizer and `num_rows` logits, by default one for each of its tokens."""
+
     class Found:
         name = type(tokenizer).__name__
         eos_token_ids = tuple(eos) or tokenizer.eos_token_ids
+        checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=num_rows or tokenizer.vocab_size))
 
     Found.tokenizer = tokenizer
     found: ModelSource = Found  # type: ignore[assignment]
