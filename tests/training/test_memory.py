@@ -103,8 +103,9 @@ def test_a_damaged_file_is_refused(tmp_path):
 
 def test_numbers_that_lead_outside_are_refused_though_the_digest_fits(tmp_path):
     good = build_memory([np.array([1, 2, 3, 1, 2])] * 2, info())
-    for counts, vocab_size in ((good.counts + 1, 5), (good.counts, 3)):
-        bad = Memory(MemoryInfo("v", vocab_size, 4, 1), good.tokens, good.chances, counts, good.blocks)
+    for counts, vocab_size, order in ((good.counts + 1, 5, 4), (good.counts, 3, 4), (good.counts, 10**11, 4),
+                                      (good.counts, 5, 10**11), (good.counts, 5, 0)):  # fmt: skip
+        bad = Memory(MemoryInfo("v", vocab_size, order, 1), good.tokens, good.chances, counts, good.blocks)
         write_memory(tmp_path / "m", bad)
         with pytest.raises(CorruptWeights):
             read_memory(tmp_path / "m")

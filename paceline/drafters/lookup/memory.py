@@ -24,6 +24,8 @@ from paceline.errors import CorruptWeights, InvalidParameter
 
 FORMAT = "paceline memory 1"
 MOST_CHILDREN = 255
+_MOST_ORDER, _MOST_TOKENS = 255, 1 << 24
+"""Longest sequences and largest vocabulary of a file that is read: far above any that is written."""
 _STEPS_PER_OCTAVE = 16
 _KINDS = {"tokens": ("U16", "U32"), "chances": ("U8",), "counts": ("U8",), "blocks": ("U32",)}
 _DTYPES = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32}
@@ -175,7 +177,9 @@ def _is_sound(memory: Memory) -> bool:
     size, counts = len(memory.tokens), memory.counts
     top = int(memory.blocks[0]) if len(memory.blocks) else 0
     lengths = len(memory.chances) == len(counts) == size and len(memory.blocks) == -(-size // BLOCK)
-    if not lengths or top + int(counts.sum(dtype=np.int64)) != size or memory.info.order < 1:
+    if not lengths or top + int(counts.sum(dtype=np.int64)) != size:
+        return False
+    if not 1 <= memory.info.order <= _MOST_ORDER or memory.info.vocab_size > _MOST_TOKENS:  # the digest covers neither
         return False
     known = not size or int(memory.tokens.max()) < memory.info.vocab_size
     return known and np.array_equal(child_blocks(counts, top), memory.blocks)
