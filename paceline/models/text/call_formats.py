@@ -20,6 +20,7 @@ from paceline.models.text.call_texts import (
     elements_are_cut,
     json_is_cut,
     pairs_are_cut,
+    python_is_cut,
 )
 
 
@@ -60,7 +61,7 @@ _TAG, _END = "<tool_call>", "</tool_call>"
 HERMES = CallFormat("hermes", _TAG, _END, calls_in_json, marks=(_TAG,))
 """The one that is explained in words to models whose template has no place for tools."""
 BARE_JSON = CallFormat("llama3_json", "", "", calls_in_json)
-_LFM2 = CallFormat("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", calls_in_python)
+_LFM2 = CallFormat("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", calls_in_python, is_cut=python_is_cut)
 """Its templates do not tell of it."""
 _TOLD = (
     CallFormat("gemma4", "<|tool_call>", "<tool_call|>", calls_in_gemma, ("<|tool_call>", "call:"), ('<|"|>',)),

@@ -119,13 +119,16 @@ def calls_in_python(inside: str, schemas: Schemas) -> list[Call]:
 def _named_call(one: ast.AST | None) -> tuple[str, ast.Call] | None:
     """A call with the name of what it calls, which may have dashes, that Python reads as a difference; else None."""
     if isinstance(one, ast.Call) and not one.args:
-        return ast.unparse(one.func), one
-    if not isinstance(one, ast.BinOp) or not isinstance(one.op, ast.Sub):
-        return None
-    if (one.left.end_col_offset or 0) - one.left.col_offset > _LONGEST_NAME:  # or a long sum would be unparsed, too
+        return None if _is_long(one.func) else (ast.unparse(one.func), one)
+    if not isinstance(one, ast.BinOp) or not isinstance(one.op, ast.Sub) or _is_long(one.left):
         return None
     first, rest = ast.unparse(one.left).replace(" - ", "-"), _named_call(one.right)
     return (f"{first}-{rest[0]}", rest[1]) if rest and _NAME.fullmatch(first) and not first[0].isdigit() else None
+
+
+def _is_long(name: ast.expr) -> bool:
+    """Whether an expression is longer than a name can be: unparsing it could take long, or nest too deep."""
+    return (name.end_col_offset or 0) - name.col_offset > _LONGEST_NAME
 
 
 def calls_in_gemma(inside: str, schemas: Schemas) -> list[Call]:
@@ -148,6 +151,21 @@ def json_is_cut(inside: str) -> bool:
     except RecursionError:
         return False
     return False
+
+
+def python_is_cut(inside: str) -> bool:
+    """The same for `calls_in_python`."""
+    quote, escaped = "", False
+    for letter in inside:
+        if escaped:
+            escaped = False
+        elif quote and letter == "\\":
+            escaped = True
+        elif quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+    return bool(quote)
 
 
 def elements_are_cut(inside: str) -> bool:

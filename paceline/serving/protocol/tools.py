@@ -101,7 +101,8 @@ class CallReader:
         Blank space at the end of a text waits for more of it: before a call and after one it is no content.
         """
         if self._is_text:
-            return text, []
+            told, self._blank = self._blank + text, ""
+            return told, []
         if self._demanded is not None:
             return self._push_demanded(self._demanded, text, ended)
         more, calls = self._push(text, ended)

@@ -107,6 +107,7 @@ def test_calls_are_taken_out_however_the_text_is_cut(text, shown, names, size):
         ('{"name": "other", "parameters": {}}', '{"name": "other", "parameters": {}}', []),
         ("[1, 2", "[1, 2", []),
         ('It is {"name": "clock", "parameters": {}}', 'It is {"name": "clock", "parameters": {}}', []),
+        ("Hello  world, \n again \n", "Hello  world, \n again \n", []),
         ("", "", []),
     ],
 )
@@ -157,7 +158,7 @@ def test_arguments_that_are_no_object_are_no_call(arguments):
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-@pytest.mark.parametrize("name", ["hermes", "qwen3_xml", "glm45"])
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml", "glm45", "lfm2"])
 def test_a_closing_tag_inside_a_value_closes_nothing(name, size):
     form = CALL_FORMATS[name]
     text = FORMATS.get(name, CALL).replace("UTC", f"a {form.closing} b") + " <t"
