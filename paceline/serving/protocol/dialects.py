@@ -124,7 +124,7 @@ class Dialect:
                 last = choice
                 for each in parts.read(choice["delta"], scores_of(choice)):
                     yield each
-        for each in (*parts.close(), *self.end(model, last, usage)):
+        for each in (*parts.finish(), *self.end(model, last, usage)):
             yield each
 
 
@@ -159,6 +159,11 @@ class _Parts:
         scores = of_text(self._scores, self._has_thought, self._has_text)
         self._scores, self._has_thought, self._has_text = [], False, kind == "text"
         return scores
+
+    def finish(self) -> list[Body]:
+        """Events that end the message, with the log-probabilities of last tokens that add no text."""
+        is_left = self._kind == "text" and self._scores
+        return [*(self._more("", self._told("text")) if is_left else ()), *self.close()]
 
     def close(self) -> list[Body]:
         """Events that close the part that is open, if one is."""

@@ -1,9 +1,12 @@
 """OpenAI's responses and Anthropic's messages say what chat completions say, whole and streamed."""
 
+import asyncio
 import json
 
 import pytest
 
+from paceline.serving.models.job import Chunk, Piece
+from paceline.serving.protocol.answers import Answer, Wish
 from paceline.serving.protocol.dialects import _Parts, of_text
 from paceline.serving.protocol.responses import Responses
 from paceline.serving.settings import Settings
@@ -247,6 +250,30 @@ def test_an_answer_of_anthropics_has_the_form_that_is_asked_for(ask):
     [answer] = ask("/v1/messages", MESSAGES | {"output_config": form, "max_tokens": 30})
     assert answer.status_code == 200, answer.text
     assert json.loads(answer.json()["content"][0]["text"])["n"] in (1, 2)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_log_probabilities_of_a_last_token_without_text_are_told_however_tokens_come(size):
+    tokens = [("Yes", b"Yes"), (".", b"."), ("", b"<|im_end|>")]
+    pieces = [Piece(i, text, data, "target", -0.1) for i, (text, data) in enumerate(tokens)]
+
+    async def bodies():
+        answer = Answer("x", "m", Wish(is_chat=True, logprobs=True, prompts=("p",)))
+        for start in range(0, 3, size):
+            part, reason = tuple(pieces[start : start + size]), "stop" if start + size >= 3 else None
+            text = "".join(piece.text for piece in part)
+            for body in answer.pieces(0, Chunk(text, reason, num_tokens=len(part), pieces=part), (True, True)):
+                yield body
+
+    async def told():
+        dialect = Responses()
+        dialect.request({"input": "x", "include": ["message.output_text.logprobs"]})
+        return [event async for event in dialect.events(bodies(), "m")]
+
+    events = asyncio.run(told())
+    in_pieces = [score["token"] for event in events if event["type"].endswith(".delta") for score in event["logprobs"]]
+    [content] = events[-1]["response"]["output"][0]["content"]
+    assert in_pieces == [score["token"] for score in content["logprobs"]] == ["Yes", ".", "<|im_end|>"]
 
 
 def test_a_block_alone_stands_for_a_list_of_one(ask):
