@@ -143,6 +143,9 @@ class AsyncLLM:
     ) -> AsyncGenerator[StepOutput, None]:
         """Yield the output step by step. Each item has new tokens of one sample; the last one has `finished` set.
 
+        The text of a sample is that of its tokens, and the `tail` of its last item where it ended by a timeout or
+        `abort`.
+
         Args:
             prompt: as in `LLM.generate`.
             request_id: name for `abort`; generated when None.

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -181,6 +182,35 @@ def test_joined_outputs_lose_nothing(llm_of, monkeypatch):
             token.token_id for token in said[1]
         )
     assert len(joined) < len(apart) and [bool(output.finished) for output in joined][-1]
+
+
+@pytest.mark.parametrize("ended", ["timeout", "abort"])
+@pytest.mark.parametrize("joined", [False, True])
+def test_text_held_back_for_a_stop_string_comes_with_an_end_from_outside(llm_of, ended, joined):
+    llm = llm_of()
+    whole = llm.generate(PROMPTS[:1], ENDLESS)[0].text
+    never = whole[:99] + chr(ord(whole[99]) ^ 1)  # nothing can be told before as many characters have come
+    params = replace(ENDLESS, stop=[never], n=2)
+
+    async def main(served):
+        outputs = []
+        timeout = 0.2 if ended == "timeout" else None
+        async for output in served.generate(PROMPTS[0], params, "r", timeout=timeout, joined=joined):
+            outputs.append(output)
+            if ended == "abort" and len(outputs) == 3:
+                await served.abort("r")
+        return outputs
+
+    step, slow = llm.engine.step, threading.Event()
+    llm.engine.step = lambda: (slow.wait(0.01), step())[1]  # type: ignore[method-assign]
+    outputs = run(llm, main)
+    for index in (0, 1):
+        own = [output for output in outputs if output.index == index]
+        done = own[-1].completion
+        assert done.finish_reason == ended and len(done.token_ids) > 0
+        told = "".join([token.text for output in own for token in output.tokens])
+        assert not told and told + own[-1].tail == done.text == whole[: len(done.text)] != ""
+        assert not any(output.tail for output in own[:-1])
 
 
 def test_an_output_after_a_sample_has_ended_is_not_joined():

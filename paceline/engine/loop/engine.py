@@ -153,10 +153,13 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now and return its output so far; None when it is not running."""
+        ended = self.end(request_id)
+        return ended[-1].finished if ended else None
+
+    def end(self, request_id: str) -> list[StepOutput]:
+        """As `abort`, but returns the last output of each sample that ended; none when the request is not running."""
         request = self._requests.get(request_id)
-        if request is None:
-            return None
-        return [self._end(live, "abort") for live in request.open_samples()][-1].finished
+        return [] if request is None else [self._end(live, "abort") for live in request.open_samples()]
 
     def step(self) -> list[StepOutput]:
         """Complete one target pass over the rows that the scheduler granted and return the tokens that it committed.
@@ -354,7 +357,7 @@ class Engine:
             self.metrics.observe_request(output)
         if not self._live:
             self._started = None  # nobody waits for its pass
-        return StepOutput(live.request_id, tokens, output, live.index, completion, draft)
+        return StepOutput(live.request_id, tokens, output, live.index, completion, draft, live.tail)
 
 
 def _outcome(step: StartedStep, commits: Sequence[Commit]) -> StepOutcome:

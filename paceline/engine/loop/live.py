@@ -105,6 +105,7 @@ class LiveSample:
     Attributes:
         error: an error of this request alone, else None; the request ends with it at its next verdict.
         said: its committed output tokens, in a list that no drafter can reach.
+        tail: text that `completion` released and no token has.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class LiveSample:
         self.request_id, self.index = request_id, index
         self.error: Exception | None = None
         self.said: list[int] = []
+        self.tail = ""
         self.text = TextStream(tokenizer, params.stop, params.include_stop_str_in_output, LineReader.of(params))
         state.completes_stop = self._reads_stop
         self._unread: list[str] = []  # text of tokens that the stop rule decoded before their commit
@@ -223,7 +225,7 @@ class LiveSample:
             reason = "length"
         if self.error is None:
             try:
-                self.text.finish()
+                self.tail = self.text.finish()
             except Exception as error:
                 self.error, reason = error, "error"
         self.state.finish_reason = reason

@@ -71,6 +71,7 @@ class StepOutput:
         completion: the finished sample, when these are its last tokens.
         finished: the request's output, when this was its last unfinished sample.
         draft: the verified draft; None where nothing was drafted.
+        tail: text that none of the tokens has: it was held back, and the sample ended from outside, not by a token.
     """
 
     request_id: str
@@ -79,6 +80,7 @@ class StepOutput:
     index: int = 0
     completion: CompletionOutput | None = None
     draft: VerifiedDraft | None = None
+    tail: str = ""
 
 
 def verified_draft(outcome: RequestOutcome, rows: PassRows) -> VerifiedDraft | None:

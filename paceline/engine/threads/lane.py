@@ -88,12 +88,7 @@ class Lane:
     async def abort(self, name: str) -> None:
         """End a request now; its client receives the output so far. Does nothing when the request is not running."""
 
-        def end(engine: Engine) -> None:
-            finished = engine.abort(name)
-            if finished is not None:
-                self._deliver([StepOutput(name, (), finished)])
-
-        await self.run(end)
+        await self.run(lambda engine: self._deliver(engine.end(name)))
 
     def _deliver(self, outputs: Sequence[StepOutput]) -> None:
         """Queue outputs for their clients, on the engine's thread.

@@ -145,6 +145,7 @@ class Chunk:
         call_format: how the model writes calls of tools, a name of `CALL_FORMATS`.
         index: of the sample.
         goes_on: other samples of the request are unfinished, though this one has ended.
+        texts: those of its tokens, where the answer may hold reasoning; else empty.
         pieces: the tokens of `text`, if `Job.detail` is set.
         step: the verified draft, if `Job.trace` is set and there was one.
     """
@@ -162,6 +163,7 @@ class Chunk:
     thinking: Thinking = "none"
     thought_tags: tuple[str, str] = THINK[:2]
     call_format: str = "hermes"
+    texts: tuple[str, ...] = ()
 
     @property
     def is_last(self) -> bool:

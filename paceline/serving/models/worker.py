@@ -84,12 +84,13 @@ class Worker:
 
     async def whole(self, job: Job) -> Chunk:
         """The answer of one sample in one piece."""
-        texts, pieces, last = [], [], Chunk("")
+        parts, texts, pieces, last = [], [], [], Chunk("")
         async with aclosing(self.stream(job)) as chunks:
             async for last in chunks:
-                texts.append(last.text)
+                parts.append(last.text)
+                texts += last.texts
                 pieces += last.pieces
-        return replace(last, text="".join(texts), pieces=tuple(pieces), step=None)
+        return replace(last, text="".join(parts), texts=tuple(texts), pieces=tuple(pieces), step=None)
 
     async def tokenize(self, job: Job) -> list[tuple[int, bytes]]:
         """See `TextBackend.tokenize`."""
@@ -202,7 +203,7 @@ async def _evenly(outputs: AsyncIterator[StepOutput], size: int) -> AsyncIterato
         tokens = (*held.pop(output.index, ()), *output.tokens)
         is_last = output.completion is not None or output.finished is not None
         while len(tokens) > size or (len(tokens) == size and not is_last):
-            yield replace(output, tokens=tokens[:size], completion=None, finished=None)
+            yield replace(output, tokens=tokens[:size], completion=None, finished=None, tail="")
             tokens = tokens[size:]
         if is_last:
             yield replace(output, tokens=tokens)
@@ -214,16 +215,18 @@ def _chunk(output: StepOutput, tokenizer: Tokenizer | None, known: Mapping[str, 
     """What a step gave one sample; with the pieces of its text where a tokenizer is given."""
     tokens = output.tokens
     text = tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
+    texts = () if known["thinking"] == "none" else tuple([token.text for token in tokens])
     pieces: tuple[Piece, ...] = ()
     if tokenizer is not None:
         pieces = tuple(_piece(tokenizer, t.token_id, t.text, t.provenance, t.logprobs) for t in tokens)
     done, finished = output.completion, output.finished
     if done is None and finished is None:
-        return Chunk(text, index=output.index, pieces=pieces, num_tokens=len(tokens), **known)
+        return Chunk(text, index=output.index, pieces=pieces, num_tokens=len(tokens), texts=texts, **known)
     done = done or finished.outputs[output.index]  # type: ignore[union-attr]
     return Chunk(
-        text, done.finish_reason, num_output_tokens=len(done.token_ids), index=output.index, goes_on=finished is None,
-        pieces=pieces, summary=_summary(done, finished, tokenizer), num_tokens=len(tokens), **known,
+        text + output.tail, done.finish_reason, num_output_tokens=len(done.token_ids), index=output.index,
+        goes_on=finished is None, pieces=pieces, summary=_summary(done, finished, tokenizer), num_tokens=len(tokens),
+        texts=texts, **known,
     )  # fmt: skip
 
 

@@ -223,9 +223,14 @@ class Answer:
             self._thinkers[number] = ThoughtReader(
                 chunk.thinking == "open", chunk.thinking == "several", chunk.thought_tags
             )
-        told = self._thinkers[number].push(chunk.text, ended=chunk.finish_reason is not None)
-        self._num_thought += chunk.num_tokens if self._thinkers[number].is_thinking else 0
-        return told
+        reader, thoughts, answer = self._thinkers[number], "", ""
+        for text in chunk.texts:
+            thought, more = reader.push(text)
+            thoughts, answer = thoughts + thought, answer + more
+            self._num_thought += reader.is_thinking
+        rest = chunk.text[sum(map(len, chunk.texts)) :]
+        thought, more = reader.push(rest, ended=chunk.finish_reason is not None)
+        return thoughts + thought, answer + more
 
     def _chosen(self, gathered: Mapping[int, _Choice]) -> list[int]:
         """Indices of the choices to return; best first where more were drawn than are returned."""

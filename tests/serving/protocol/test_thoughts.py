@@ -7,14 +7,30 @@ import pytest
 
 from paceline.models.loaded import LoadedModel
 from paceline.models.text.thought_tags import THINK, THOUGHT_TAGS, thought_tags
+from paceline.serving.models.job import Chunk
 from paceline.serving.models.worker import _thinking as thinking_of
 from paceline.serving.models.worker import _without_thought as closed
+from paceline.serving.protocol.answers import Answer, Wish
 from paceline.serving.protocol.openai import ChatRequest
 from paceline.serving.protocol.thoughts import ThoughtReader
 from tests.serving.conftest import MODEL, ChatTokenizer, events
 
 CHATS = "/v1/chat/completions"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "temperature": 0, "max_tokens": 12}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_tokens_of_thoughts_are_counted_however_they_come(size):
+    texts = ("<think>", "I", " think", " so", "</think>", "\n\n", "Yes", ".")
+    answer, chunks = Answer("x", "m", Wish(is_chat=True, prompts=("p",))), []
+    for start in range(0, len(texts), size):
+        part, reason = texts[start : start + size], "stop" if start + size >= len(texts) else None
+        chunk = Chunk("".join(part), reason, num_tokens=len(part), num_output_tokens=8, thinking="tagged", texts=part)
+        chunks.append((0, chunk))
+    whole = answer.whole(chunks)
+    message = whole["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("I think so", "Yes.")
+    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
