@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from paceline.errors import DownloadFailed, ModelNotFound, UnsupportedModel, first_line
+from paceline.errors import DownloadFailed, ModelNotFound, UnsupportedModel, first_line, nearest
 from paceline.extras import install
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.fetch.download import BUILTIN_MODELS, fetch_builtin
@@ -153,7 +153,8 @@ def _with_adapter(name: str) -> tuple[str, Path | None]:
     for base, adapter in reversed(halves):
         if Path(adapter).expanduser().exists():
             return base, Path(adapter).expanduser()
-    if halves and (_is_path(halves[-1][1]) or _is_path(name)):
+    known = [base for base, _ in halves if base in BUILTIN_MODELS or Path(base).expanduser().exists()]
+    if halves and (known or _is_path(halves[-1][1]) or _is_path(name)):
         path = Path(halves[-1][1]).expanduser()
         raise ModelNotFound(f"model {name!r}: no adapter is at {path}; check the path after the plus")
     return name, None
@@ -243,6 +244,6 @@ def _no_such_file(name: str) -> ModelNotFound:
 
 def _not_found(name: str, tried: str) -> ModelNotFound:
     return ModelNotFound(
-        f"model {name!r}: {tried}; built-in models are {', '.join(BUILTIN_MODELS)}, a path must exist, "
-        "a hub id looks like owner/model or hf:owner/model:Q4_K_M"
+        f"model {name!r}: {tried}; {nearest(name, BUILTIN_MODELS)}built-in models are {', '.join(BUILTIN_MODELS)}, "
+        "a path must exist, a hub id looks like owner/model or hf:owner/model:Q4_K_M"
     )

@@ -202,6 +202,10 @@ def test_no_weights_are_fetched_for_a_config(monkeypatch):
         resolve_config("hf:someone/model:Q4_K_M")
     with pytest.raises(ModelNotFound, match="built-in models are smollm2-135m"):
         resolve_config("nothing")
+    with pytest.raises(ModelNotFound, match=r"did you mean smollm2-135m\?"):
+        resolve_config("smollm2-135M")
+    with pytest.raises(ModelNotFound, match="no adapter is at missing"):
+        resolve_config("smollm2-135m+missing")
 
 
 @pytest.fixture

@@ -333,4 +333,5 @@ def usable_device(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
-        raise InvalidParameter("device", f"{name!r} cannot be used ({first_line(error)})", "use cpu") from None
+        why = first_line(error).partition(". ")[0]  # one sentence: others go on for a page of backends
+        raise InvalidParameter("device", f"{name!r} cannot be used ({why})", "use cpu") from None
