@@ -96,11 +96,5 @@ class AutoregressiveRunner(PagedRunner):
     def _nodes(self, growth: Growth, nodes: Sequence[int]) -> tuple[Part, np.ndarray]:
         """(rows of drafted nodes, the head's state at each node's parent)."""
         kept, below = self.pages[growth.context.request_id], self._below[growth.context.request_id]
-        num_computed = len(kept.row_tokens)
-        for node in nodes:
-            parent = growth.parents[node]
-            kept.row_of_node[node] = len(kept.row_tokens)
-            kept.row_tokens.append(growth.tokens[node])
-            kept.row_parents.append(-1 if parent == ROOT else kept.row_of_node[parent])
         fed = np.stack([below[growth.parents[node]] for node in nodes])
-        return Part(kept.pages, len(kept.tokens), kept.row_tokens, kept.row_parents, "all", num_computed), fed
+        return kept.part_of(growth, nodes), fed

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from paceline.drafters.trees.growth import Growth
 from paceline.models.base import PAGE_SIZE, pages_for, slot_of
+from paceline.models.rows import Part
 from paceline.models.state_book import HoldsStates
+from paceline.sampling.randomness import ROOT
 from paceline.scheduling.pages import PagePool, extend_digests
 
 _WINDOW = 256
@@ -49,6 +52,16 @@ class Kept:
         """The row of the guess that holds `token` after `parent_row` (-1 for the root); None without one."""
         row = parent_row + 1
         return row if row < len(self.ahead) and self.row_tokens[row] == token else None
+
+    def part_of(self, growth: Growth, nodes: Sequence[int]) -> Part:
+        """The rows to compute for the logits after `nodes` of a tree; recorded as computed."""
+        num_computed = len(self.row_tokens)
+        for node in nodes:
+            parent = growth.parents[node]
+            self.row_of_node[node] = len(self.row_tokens)
+            self.row_tokens.append(growth.tokens[node])
+            self.row_parents.append(-1 if parent == ROOT else self.row_of_node[parent])
+        return Part(self.pages, len(self.tokens), self.row_tokens, self.row_parents, "all", num_computed)
 
     def accepted_rows(self, token_ids: Sequence[int]) -> list[int]:
         """Rows of the longest tree path that agrees with `token_ids`, in order of depth."""

@@ -177,18 +177,12 @@ class DraftRunner:
     def _part(self, growth: Growth, nodes: Sequence[int]) -> Part:
         """The rows to compute for the logits after `nodes`: new tokens up to the root, or new tree nodes."""
         kept = self.pages[growth.context.request_id]
-        if nodes[0] == ROOT:
-            part, guess = self._committed_part(kept, growth.context.token_ids, "last"), self._guess(growth)
-            if not guess or len(part.tokens) > _FEW:
-                return part
-            return part._replace(tokens=[*part.tokens, *guess], logits="all")
-        num_computed = len(kept.row_tokens)
-        for node in nodes:
-            parent = growth.parents[node]
-            kept.row_of_node[node] = len(kept.row_tokens)
-            kept.row_tokens.append(growth.tokens[node])
-            kept.row_parents.append(-1 if parent == ROOT else kept.row_of_node[parent])
-        return Part(kept.pages, len(kept.tokens), kept.row_tokens, kept.row_parents, "all", num_computed)
+        if nodes[0] != ROOT:
+            return kept.part_of(growth, nodes)
+        part, guess = self._committed_part(kept, growth.context.token_ids, "last"), self._guess(growth)
+        if not guess or len(part.tokens) > _FEW:
+            return part
+        return part._replace(tokens=[*part.tokens, *guess], logits="all")
 
     def _committed_part(self, kept: Kept, token_ids: Sequence[int], logits: Logits) -> Part:
         """Rows of the next committed tokens, as many as a pass may have; they are recorded as cached."""
