@@ -61,9 +61,8 @@ class AsyncLLM:
         self._numbers = itertools.count()
         self._aides = ThreadPoolExecutor(2, thread_name_prefix="paceline-aside")
         engines = self._llm.engines_in_flight()
-        self._weights = self.loaded.turn if len(engines) == 1 else nullcontext()
-        """Held by whatever runs passes. A pipeline takes the passes of several engines at once."""
-        self._lanes = [Lane(engine, self._weights) for engine in engines]
+        weights = self.loaded.turn if len(engines) == 1 else nullcontext()  # a pipeline takes several passes at once
+        self._lanes = [Lane(engine, weights) for engine in engines]
         self._lane_of: dict[str, Lane] = {}
         if len(self._lanes) > 1:
             self.take_turns(Turns())
@@ -248,13 +247,12 @@ class AsyncLLM:
             model.when_first_stage_is_free(turns.leave)
 
     async def between_steps(self, work: Callable[[Engine], _T]) -> _T:
-        """Run `work` on the (first) engine's thread between two steps. Raises EngineDead when that thread has ended."""
+        """Run `work`, which may run passes, on the (first) engine's thread between two steps.
 
-        def alone(engine: Engine) -> _T:
-            with self._weights:
-                return work(engine)
-
-        return await self._lanes[0].run(alone)
+        Raises:
+            EngineDead: that thread has ended.
+        """
+        return await self._lanes[0].run_passes(work)
 
     async def shutdown(self) -> None:
         """Stop the engine after its current step; clients that still wait get `EngineDead`."""

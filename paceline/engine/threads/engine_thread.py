@@ -33,7 +33,7 @@ class EngineThread:
         on_death: called on this thread, once, with the error that ended it; no more outputs follow.
         on_wake: called on this thread before the first step after an idle time, and repeated while it brings in further
             calls. It should wait until callers that are about to submit a request have done so.
-        weights: held during a step, because other engines share the weights (`LoadedModel.turn`).
+        weights: held while passes run, because other engines share the weights (`LoadedModel.turn`).
     """
 
     def __init__(
@@ -92,6 +92,11 @@ class EngineThread:
             self._calls.put(run)
         return future
 
+    def with_weights(self, work: Callable[[Engine], _T], engine: Engine) -> _T:
+        """`work(engine)`, on this thread, while no engine that shares the weights runs a step."""
+        with self._weights:
+            return work(engine)
+
     def stop(self) -> None:
         """Stop the thread after the current step and join it; unfinished requests stay unfinished."""
 
@@ -108,10 +113,8 @@ class EngineThread:
             while not self._is_stopping:
                 self._run_calls()
                 if self._engine.has_unfinished_requests and not self._is_stopping:
-                    with self.turns, self._weights:
-                        self._step_began = time.monotonic()
-                        outputs = self._engine.step()
-                        self._step_began = None
+                    with self.turns:
+                        outputs = self.with_weights(self._step, self._engine)
                     self._on_outputs(outputs)
                 else:
                     self.turns.leave()  # the request that needed a step has already been aborted
@@ -119,6 +122,12 @@ class EngineThread:
             death = EngineDead(f"the engine failed: {error_text(error)}")
             death.__cause__ = error
         self._close(death)
+
+    def _step(self, engine: Engine) -> list[StepOutput]:
+        self._step_began = time.monotonic()
+        outputs = engine.step()
+        self._step_began = None
+        return outputs
 
     def _run_calls(self) -> None:
         """Run submitted calls; block until one arrives when no request is unfinished."""

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from typing import TypeVar
 
@@ -61,6 +62,10 @@ class Lane:
     async def run(self, work: Callable[[Engine], _T]) -> _T:
         """Run `work` on the engine's thread between two steps. Raises EngineDead when that thread has ended."""
         return await asyncio.wrap_future(self.thread.call(work))
+
+    async def run_passes(self, work: Callable[[Engine], _T]) -> _T:
+        """As `run`, for `work` that runs passes: no other engine on the same weights does so meanwhile."""
+        return await self.run(partial(self.thread.with_weights, work))
 
     async def join(self, name: str, client: Client, add: Callable[[Engine], None]) -> None:
         """Register a client for a request that `add` gives to the engine. Raises what `add` raises."""
