@@ -29,7 +29,7 @@ from paceline import LLM, SamplingParams
 from paceline.evaluation.audit.betting import Bets
 from paceline.evaluation.audit.law import answers_without_end, bet
 from paceline.evaluation.prompts import load_prompts
-from paceline.sampling import ROOT, RULES, TokenTree, Verdict
+from paceline.sampling import ROOT, RULES, Rule, TokenTree, Verdict
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.evaluation.audit.faults import FAULTS, exact
@@ -79,15 +79,15 @@ def on_a_model(args: argparse.Namespace) -> dict:
 def found_in(plain: LLM, prompts: list[list[int]], fault: Fault, args: argparse.Namespace) -> dict:
     """Result and cost of the law check on answers in which `fault` replaces the verification rule."""
     spec = {"method": args.draft, "num_draft_tokens": 2, "policy": "fixed", "rule": PLANTED}
-    with patch.dict(RULES, {PLANTED: planted(fault, np.random.default_rng(0))}):
-        llm = plain.drafting_with(spec)
 
     def clock() -> float:
         return time.process_time() / args.threads  # a busy machine must not make a fault look hard to find
 
-    began, wall = clock(), time.monotonic()
-    batches = answers_without_end(llm, prompts, SamplingParams(temperature=1.0, max_tokens=64))
-    bets = bet(batches, Bets(), log(args.alpha), began + args.seconds, clock=clock)
+    with patch.dict(RULES, {PLANTED: Rule(planted(fault, np.random.default_rng(0)))}):
+        llm = plain.drafting_with(spec)
+        began, wall = clock(), time.monotonic()
+        batches = answers_without_end(llm, prompts, SamplingParams(temperature=1.0, max_tokens=64))
+        bets = bet(batches, Bets(), log(args.alpha), began + args.seconds, clock=clock)
     return {
         "found": bets.peak >= -log(args.alpha), "drafted": bets.num_drafted, "tokens": bets.num_tokens,
         "seconds": clock() - began, "wall_seconds": time.monotonic() - wall,

@@ -212,7 +212,7 @@ async def _listen(
     bound: socket.socket | None = None, rules: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Serve until told to stop; then answer what was accepted. A lossy one of `rules`, which verify drafts, is told."""
-    from paceline.sampling import is_lossy
+    from paceline.sampling import rule_called
     from paceline.serving.http.app import build_app
     from paceline.serving.http.run import Server, bind, listen, settle_memory
 
@@ -223,7 +223,7 @@ async def _listen(
 
     def say() -> None:
         messages.print(f"listening at {where}/v1 with {', '.join(backend.models)}; end with Ctrl-C", soft_wrap=True)
-        for rule in sorted({each for each in rules if is_lossy(each)}):
+        for rule in sorted({each for each in rules if rule_called(each).is_lossy}):
             meaning = "answers need not follow the model's distribution (docs/exactness.md)"
             messages.print(f"drafts are verified by the lossy rule {rule!r}: {meaning}", soft_wrap=True)
 

@@ -3,17 +3,15 @@
 from paceline.sampling.block import verify_block
 from paceline.sampling.coupled import match_probability, verify_coupled, verify_sample_and_match
 from paceline.sampling.law import GreedyLaw, Law
-from paceline.sampling.lossy import LOSSY, may_change
 from paceline.sampling.randomness import ROOT, CounterRandomness, Randomness, fresh_seed
 from paceline.sampling.rejection import verify_rejection_sampling
-from paceline.sampling.rules import AUTO, RULES, Judge, Verifier, is_lossy, judge, resolve
+from paceline.sampling.rules import AUTO, RULES, Judge, Rule, Verifier, judge, resolve, rule_called
 from paceline.sampling.tree import TokenTree, union
 from paceline.sampling.verify import TargetLaws, Verdict, verify
 from paceline.sampling.warp import Warper
 
 __all__ = [
     "AUTO",
-    "LOSSY",
     "ROOT",
     "RULES",
     "CounterRandomness",
@@ -21,17 +19,17 @@ __all__ = [
     "Judge",
     "Law",
     "Randomness",
+    "Rule",
     "TargetLaws",
     "TokenTree",
     "Verdict",
     "Verifier",
     "Warper",
     "fresh_seed",
-    "is_lossy",
     "judge",
     "match_probability",
-    "may_change",
     "resolve",
+    "rule_called",
     "union",
     "verify",
     "verify_block",

@@ -3,12 +3,11 @@
 At temperature 0 the law is one-hot, and rules relax different things: `lenient`, `lenient_greedy` and `top_k` compare
 tokens by the law at temperature 1 (Leviathan et al. 2023, appendix A.5), `distance` compares ids. `typical` is exact
 match there, as published, and `uniform_coin` never accepts a token of probability 0, so these two are exact at
-temperature 0 (`LOSSY_AT_ZERO`, `may_change`).
-Not the place for exact rules (`verify.py`, `block.py`, `coupled.py`). `LOSSY` lists every rule of this module.
+temperature 0 (`rules.Rule.changes`).
+Not the place for exact rules (`verify.py`, `block.py`, `coupled.py`), nor of what is known of each rule (`rules.py`).
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -188,26 +187,3 @@ def _relaxed_level(
         law = law.residual(draft, draft_scale=residual_scale)
         tried += (tree.tokens[child],)
     return None, law, len(tried)
-
-
-LOSSY_AT_ZERO = frozenset({verify_lenient, verify_lenient_greedy, verify_top_k, verify_distance})
-"""Rules that change the text at temperature 0 too."""
-
-LOSSY = LOSSY_AT_ZERO | {verify_uniform_coin, verify_typical}
-"""Every rule that changes the law of the text."""
-
-_DRAWS_NOTHING = frozenset({verify_lenient_greedy, verify_top_k, verify_distance, verify_typical})
-"""Rules that emit the target's most probable token at every temperature, where nothing is drafted too."""
-
-
-def may_change(rule: Callable[..., Verdict], is_greedy: bool, has_drafts: bool = True) -> bool:
-    """Whether `rule`, its options bound or not, may change the law of a request's text.
-
-    Args:
-        is_greedy: the request's temperature is 0.
-        has_drafts: it judged drafts of the request.
-    """
-    bare = rule.func if isinstance(rule, partial) else rule
-    if not has_drafts:
-        return bare in _DRAWS_NOTHING and not is_greedy
-    return bare in (LOSSY_AT_ZERO if is_greedy else LOSSY)

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 from paceline.errors import InvalidParameter
 from paceline.option_types import check_types
@@ -15,7 +15,6 @@ from paceline.sampling.block import verify_block
 from paceline.sampling.coupled import verify_coupled, verify_sample_and_match
 from paceline.sampling.law import Law
 from paceline.sampling.lossy import (
-    LOSSY,
     verify_distance,
     verify_lenient,
     verify_lenient_greedy,
@@ -87,28 +86,65 @@ def verify_auto(tree: TokenTree, target: TargetLaws, randomness: Randomness, pos
     return verify(tree, target, randomness, position)
 
 
-RULES: dict[str, Callable[..., Verdict]] = {
-    AUTO: verify_auto,
-    "p/q": verify,
-    "block": verify_block,
-    "coupled": verify_coupled,
-    "sample_and_match": verify_sample_and_match,
-    "rejection_sampling": verify_rejection_sampling,
-    "lenient": verify_lenient,
-    "lenient_greedy": verify_lenient_greedy,
-    "uniform_coin": verify_uniform_coin,
-    "typical": verify_typical,
-    "top_k": verify_top_k,
-    "distance": verify_distance,
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A verification rule, and what is known of it.
+
+    Attributes:
+        verify: the rule; its options are keyword-only.
+        changes: texts whose law it may change: none, those that are sampled, or greedy ones too.
+        draws: without drafts it draws from the target's law; else it emits the most probable token.
+        tosses_coins: it has acceptance coins, so that its output depends on the drafts even with a seed.
+        judges_blocks: it judges a chain as a whole, so that drafts must not branch, and the verdict on a token depends
+            on those after it.
+    """
+
+    verify: Callable[..., Verdict]
+    changes: Literal["nothing", "sampled", "all"] = "nothing"
+    draws: bool = True
+    tosses_coins: bool = False
+    judges_blocks: bool = False
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether it changes the law of any text."""
+        return self.changes != "nothing"
+
+    @property
+    def keeps_seeds(self) -> bool:
+        """Whether a request with a seed gets plain sampling's text."""
+        return not (self.is_lossy or self.tosses_coins)
+
+    def may_change(self, is_greedy: bool, has_drafts: bool = True) -> bool:
+        """Whether it may change the law of a request's text.
+
+        Args:
+            is_greedy: the request's temperature is 0.
+            has_drafts: it judged drafts of the request.
+        """
+        if not has_drafts:
+            return not (self.draws or is_greedy)
+        return self.changes == "all" if is_greedy else self.is_lossy
+
+
+RULES = {
+    AUTO: Rule(verify_auto),
+    "p/q": Rule(verify, tosses_coins=True),
+    "block": Rule(verify_block, tosses_coins=True, judges_blocks=True),
+    "coupled": Rule(verify_coupled),
+    "sample_and_match": Rule(verify_sample_and_match),
+    "rejection_sampling": Rule(verify_rejection_sampling, tosses_coins=True),
+    "lenient": Rule(verify_lenient, "all", tosses_coins=True),
+    "lenient_greedy": Rule(verify_lenient_greedy, "all", draws=False),
+    "uniform_coin": Rule(verify_uniform_coin, "sampled", tosses_coins=True),
+    "typical": Rule(verify_typical, "sampled", draws=False),
+    "top_k": Rule(verify_top_k, "all", draws=False),
+    "distance": Rule(verify_distance, "all", draws=False),
 }
 """Every rule by its configuration name."""
 
-
 _STRICTEST = {"k": 1, "distance": 0}
 """Options that are whole numbers, with their smallest values; all others are in (0, 1]."""
-
-_TOSSES_COINS = frozenset({"p/q", "block", "rejection_sampling", "lenient", "uniform_coin"})
-"""Rules with acceptance coins: their output depends on the drafts, even with a seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +152,16 @@ class Judge:
     """A verification rule bound to one request.
 
     Attributes:
-        verify: the rule.
+        verify: the rule, with its options bound.
         randomness: the request's coins and draws.
         coupled: whether a drafter must draw with the target's noise.
+        rule: what is known of the rule that the request asked for.
     """
 
     verify: Verifier
     randomness: Randomness
     coupled: bool
+    rule: Rule
 
     @property
     def target_key(self) -> Callable[[int], int] | None:
@@ -153,12 +191,13 @@ def judge(name: str, verifier: Verifier, seed: int | None, number: int, prefers_
         number: of the request, at least 0, which no other one has, in this engine or another.
         prefers_coupled: the drafter is faster under the coupled rule.
     """
+    rule, is_coupled = RULES[name], name == "coupled"
     if name == AUTO and (seed is not None or prefers_coupled):
-        return Judge(verify_coupled, CounterRandomness(fresh_seed() if seed is None else seed), True)
+        verifier, is_coupled = verify_coupled, True
     if seed is None:
-        return Judge(verifier, CounterRandomness(fresh_seed()), name == "coupled")
-    stream = 1 + number if name in _TOSSES_COINS else 0
-    return Judge(verifier, CounterRandomness(seed, stream), name == "coupled")
+        return Judge(verifier, CounterRandomness(fresh_seed()), is_coupled, rule)
+    stream = 1 + number if rule.tosses_coins else 0
+    return Judge(verifier, CounterRandomness(seed, stream), is_coupled, rule)
 
 
 def resolve(name: str, **options: float) -> Verifier:
@@ -168,7 +207,7 @@ def resolve(name: str, **options: float) -> Verifier:
         InvalidParameter: no such rule, no such option, or a value outside its range: (0, 1], or whole numbers from
             `_STRICTEST` on.
     """
-    rule = _rule(name)
+    rule = rule_called(name).verify
     known = option_names(name)
     for option in options:
         if option not in known:
@@ -186,16 +225,12 @@ def resolve(name: str, **options: float) -> Verifier:
 
 def option_names(name: str) -> tuple[str, ...]:
     """Names of the options of the rule called `name`. Raises InvalidParameter for an unknown rule."""
-    parameters = inspect.signature(_rule(name)).parameters.values()
+    parameters = inspect.signature(rule_called(name).verify).parameters.values()
     return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
 
 
-def is_lossy(name: str) -> bool:
-    """Whether the rule called `name` changes the output's law. Raises InvalidParameter for an unknown rule."""
-    return _rule(name) in LOSSY
-
-
-def _rule(name: str) -> Callable[..., Verdict]:
+def rule_called(name: str) -> Rule:
+    """The rule called `name`. Raises InvalidParameter for an unknown one."""
     if name not in RULES:
         raise InvalidParameter("rule", f"{name!r} is unknown", f"use one of {', '.join(RULES)}")
     return RULES[name]

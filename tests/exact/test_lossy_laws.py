@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.sampling import RULES, GreedyLaw, Law, Warper, is_lossy, resolve
+from paceline.sampling import RULES, GreedyLaw, Law, Warper, resolve
 from paceline.sampling.lossy import typical_threshold
 from paceline.theory import lenient_law
 from paceline.types import SamplingParams
@@ -76,7 +76,7 @@ def test_every_lossy_law_is_the_one_its_formula_says(target: Row, draft: Row, st
         "top_k": ({"k": 2}, picked(target, draft, lambda p: p >= sorted(target)[-2])),
         "distance": ({"distance": 1}, near(target, draft, 1)),
     }
-    assert set(wanted) == {name for name in RULES if is_lossy(name)}
+    assert set(wanted) == {name for name in RULES if RULES[name].is_lossy}
     for rule, (options, formula) in wanted.items():
         assert emitted(rule, target, draft, length, **options) == formula, rule
 

@@ -16,7 +16,7 @@ import pytest
 from paceline.drafters.base import BaseDrafter, DraftContext, Drafter
 from paceline.drafters.hybrid.child import Child
 from paceline.drafters.hybrid.drafter import Hybrid
-from paceline.sampling import CounterRandomness, Judge, Law, TokenTree, judge, resolve
+from paceline.sampling import RULES, CounterRandomness, Judge, Law, TokenTree, judge, resolve
 from paceline.speculation import BatchStats, DrafterTraits, DraftStats, FixedPrices, LengthPolicy, StepOutcome
 from paceline.testing.table_model import TableModel, Tokens, run
 
@@ -196,7 +196,7 @@ def as_the_engine_does(rule: str) -> JudgeOf:
 def with_one_noise(rule: str) -> JudgeOf:
     """What was wrong: every request reads its seed's own noise."""
     verifier = resolve(rule)
-    return lambda seed, number: Judge(verifier, CounterRandomness(seed), rule == "coupled")
+    return lambda seed, number: Judge(verifier, CounterRandomness(seed), rule == "coupled", RULES[rule])
 
 
 def in_sequence(make: Callable[[], Drafter], judged: list[Judge], target: Table = TARGET) -> list[Tokens]:
@@ -270,7 +270,7 @@ def test_with_noise_of_their_own_texts_are_independent_of_each_other(memory: str
     verifier = resolve(rule)
 
     def texts(randomness) -> tuple[Tokens, ...]:
-        judged = [Judge(verifier, randomness, False)] * 2
+        judged = [Judge(verifier, randomness, False, RULES[rule])] * 2
         return tuple(in_sequence(make, judged, Table(target, exact=True)))
 
     alone = target_law(target, NUM_TOKENS)

@@ -7,14 +7,11 @@ import pytest
 
 from paceline.errors import InvalidParameter
 from paceline.sampling import (
-    LOSSY,
     RULES,
     CounterRandomness,
     Law,
     TokenTree,
     Warper,
-    is_lossy,
-    may_change,
     resolve,
     rules,
     verify,
@@ -86,22 +83,21 @@ def test_greedy_lenience_accepts_at_or_above_the_share() -> None:
 
 
 def test_lossy_rules_say_so() -> None:
-    assert {name for name in RULES if is_lossy(name)} == {
+    assert {name for name, rule in RULES.items() if rule.is_lossy} == {
         "lenient", "lenient_greedy", "uniform_coin", "typical", "top_k", "distance",
     }  # fmt: skip
-    assert {RULES[name] for name in RULES if is_lossy(name)} == LOSSY
+    for rule in RULES.values():
+        assert (rule.verify.__doc__ or "").startswith("Lossy") == rule.is_lossy
+
+
+def test_which_rules_may_change_a_text() -> None:
     for name, rule in RULES.items():
-        assert (rule.__doc__ or "").startswith("Lossy") == is_lossy(name)
-
-
-@pytest.mark.parametrize("options", [{}, {"bound": 0.5}, {"epsilon": 0.5}, {"lenience": 0.5}, {"k": 3}])
-def test_which_rules_may_change_a_text(options: dict) -> None:
-    names = [name for name in RULES if set(options) <= set(option_names(name))]
-    for name in names:
-        assert may_change(resolve(name, **options), is_greedy=False) == is_lossy(name)
-        assert may_change(resolve(name, **options), is_greedy=True) == (
-            name in ("lenient", "lenient_greedy", "top_k", "distance")
-        )
+        assert rule.may_change(is_greedy=False) == rule.is_lossy
+        assert rule.may_change(is_greedy=True) == (name in ("lenient", "lenient_greedy", "top_k", "distance"))
+        assert not rule.may_change(is_greedy=True, has_drafts=False)
+        draws_nothing = ("lenient_greedy", "typical", "top_k", "distance")
+        assert rule.may_change(is_greedy=False, has_drafts=False) == (name in draws_nothing)
+        assert rule.keeps_seeds == (name in ("auto", "coupled", "sample_and_match"))
 
 
 def test_greedy_lenience_judges_by_logits() -> None:

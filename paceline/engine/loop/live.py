@@ -12,7 +12,7 @@ from paceline.engine.text.line_reader import LineReader
 from paceline.engine.text.logprobs import LogprobsReader
 from paceline.engine.text.stream import TextStream
 from paceline.models.text.tokenizer import Tokenizer
-from paceline.sampling import Judge, TokenTree, Warper, may_change
+from paceline.sampling import Judge, TokenTree, Warper
 from paceline.sampling.grammar import GrammarCursor, cut
 from paceline.scheduling.request import RequestState
 from paceline.speculation import RequestOutcome, StepSeconds
@@ -236,7 +236,7 @@ class LiveSample:
             provenance=tuple(self.provenance),
             finish_reason=reason,
             stats=self.counters.stats(),
-            lossy=may_change(self.judge.verify, self.state.params.is_greedy, self.counters.num_drafts > 0),
+            lossy=self.judge.rule.may_change(self.state.params.is_greedy, self.counters.num_drafts > 0),
             error=None if self.error is None else f"{type(self.error).__name__}: {self.error}",
             logprobs=self.scores.output(len(self.provenance)),
             num_predicted_tokens=self.counters.num_predicted,

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.drafters.base import Drafter
 from paceline.errors import InvalidParameter
-from paceline.sampling import AUTO, RULES, Judge, Verifier, is_lossy, judge, resolve
+from paceline.sampling import AUTO, RULES, Judge, Verifier, judge, resolve
 from paceline.scheduling.request import RequestState
 from paceline.speculation import LengthPolicy
 from paceline.types import SamplingParams
@@ -45,8 +45,9 @@ class Speculation:
         rule = own.get("rule", AUTO if is_plain else self.rule)
         if rule == self.rule:
             return judge(rule, self.verifier, params.seed, number, self.drafter.traits.prefers_coupled)
-        if rule not in RULES or is_lossy(rule) or (rule == "block" and self.drafter.traits.branches):
-            problem = f"{rule!r} {'cannot be chosen by a request' if rule in RULES else 'is unknown'}"
+        known = RULES.get(rule)
+        if known is None or known.is_lossy or (known.judges_blocks and self.drafter.traits.branches):
+            problem = f"{rule!r} {'is unknown' if known is None else 'cannot be chosen by a request'}"
             raise InvalidParameter("speculative.rule", problem, "use an exact rule: auto, p/q, coupled")
         return judge(rule, resolve(rule), params.seed, number, self.drafter.traits.prefers_coupled)
 

@@ -23,7 +23,7 @@ from paceline.models.base import PAGE_SIZE, CausalLM, KVCache, LooksAhead, Looks
 from paceline.models.loaded import LoadedModel
 from paceline.models.resolve import resolve_model
 from paceline.models.state_book import MOST_DRAFTED, HoldsStates, most_texts
-from paceline.sampling import resolve
+from paceline.sampling import resolve, rule_called
 from paceline.scheduling.config import SchedulerConfig
 from paceline.scheduling.pages import PagePool
 from paceline.scheduling.profile import Profile
@@ -176,7 +176,7 @@ def _drafter(spec: SpeculativeConfig, services: DraftServices) -> Drafter:
 def _speculation(spec: SpeculativeConfig, drafter: Drafter, prices: LearnedPrices, looks_ahead: bool) -> Speculation:
     """The drafter with its rule and its length policy; `looks_ahead` as of the model (`LooksAhead`)."""
     verifier, traits = resolve(spec.rule, **spec.rule_options), drafter.traits
-    if spec.rule == "block" and traits.branches:
+    if rule_called(spec.rule).judges_blocks and traits.branches:
         raise InvalidParameter("rule", f"'block' takes chains, and {spec.method} drafts trees", "use 'auto'")
     most = traits.natural_budget if spec.num_draft_tokens is None else spec.num_draft_tokens
     policy = make_policy(spec.policy, spec.policy_options, most, traits, prices)

@@ -24,7 +24,7 @@ from paceline.evaluation.audit.law import recorded_places
 from paceline.evaluation.audit.ledger import read_bets, write_bets
 from paceline.evaluation.audit.recorder import Recorder
 from paceline.models.loaded import LoadedModel
-from paceline.sampling import is_lossy
+from paceline.sampling import rule_called
 from paceline.sampling.tree import TokenTree
 from paceline.speculation.outcome import RequestOutcome
 from paceline.types import SamplingParams
@@ -144,7 +144,7 @@ class LiveAudit:
     ) -> None:  # fmt: skip
         if not 0 < rate <= 1:
             raise InvalidParameter("audit_rate", f"{rate} is not in (0, 1]", "give a share of the requests, e.g. 0.01")
-        if is_lossy(rule):
+        if rule_called(rule).is_lossy:
             raise InvalidParameter("audit_rate", f"the rule {rule!r} is lossy on purpose", "use an exact rule")
         self._loaded, self._rule, self._ledger, self._key = loaded, rule, ledger, key
         self.bets = read_bets(ledger, key) if ledger else Bets()
@@ -175,7 +175,7 @@ class LiveAudit:
             self.sampler, self._loaded, taken.request_id, taken.token_ids, taken.num_prompt_tokens, taken.params
         )
         for place in islice(places, 1, None):  # the first token was known when the request was taken
-            self.bets.feed(*place, reads_draft=self._rule != "block")
+            self.bets.feed(*place, reads_draft=not rule_called(self._rule).judges_blocks)
         self.num_answers += 1
 
     def prometheus_text(self, model: str) -> bytes:

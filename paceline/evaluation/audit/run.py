@@ -28,14 +28,13 @@ from paceline.evaluation.audit.law import answers_without_end, bet, law_check
 from paceline.evaluation.audit.rivals import LENIENCES
 from paceline.evaluation.audit.rule import Case, case_of, rule_check
 from paceline.evaluation.audit.verdict import Check, Verdict, exit_code, overall, without_blind
-from paceline.sampling import AUTO, Verifier, is_lossy, resolve
+from paceline.sampling import AUTO, Verifier, resolve, rule_called
 from paceline.types import NamedProgress, SamplingParams, silent
 
 CHECKS = ("rows", "rule", "greedy", "coupled", "load", "accounting", "controls", "law")
 """In the order in which they run: the law check takes the time that is left."""
 SHARES = {"greedy": 0.15, "coupled": 0.12, "load": 0.12, "accounting": 0.08, "controls": 0.2}
 """Fractions of the total time; the law check takes the rest."""
-_KEEP_SEEDS = (AUTO, "coupled", "sample_and_match")
 _NUM_CASES = 2
 _SAMPLED = SamplingParams(temperature=1.0)
 _LEAST_PROMPTS = 3
@@ -82,7 +81,7 @@ class AuditPlan:
             raise InvalidParameter("detect", problem, f"the smallest that can be excluded is {LENIENCES[0]:g}")
         if "law" not in self.checks:
             raise InvalidParameter("detect", "needs the check law, which is not asked for", "add law to the checks")
-        if self.speculative.get("rule") == "block":
+        if rule_called(self.speculative.get("rule", AUTO)).judges_blocks:
             remedy = "leave it out, or use rule auto or p/q"
             raise InvalidParameter("detect", "under the rule block bets must not read the draft", remedy)
 
@@ -188,21 +187,21 @@ class _Audit:
         return greedy_check(self.plain, self.spec, self._some("greedy", 3), self.plan.max_tokens)
 
     def _coupled(self) -> Check:
-        if self.rule not in _KEEP_SEEDS:
+        if not rule_called(self.rule).keeps_seeds:
             says = f"rule {self.rule!r} promises the law, not the same text for a seed"
             return Check("coupled", "UNTESTED", says, arises=False)
         return coupled_check(self.plain, self.spec, self._some("coupled", 3), self.plan.max_tokens)
 
     def _load(self) -> Check:
         prompts = self._some("load", 3)
-        return load_check(self.plain, self.spec, prompts, self.plan.max_tokens, self.rule in _KEEP_SEEDS)
+        return load_check(self.plain, self.spec, prompts, self.plan.max_tokens, rule_called(self.rule).keeps_seeds)
 
     def _accounting(self) -> Check:
         return accounting_check(self.plain, self.spec, self._some("accounting", 5), self.plan.max_tokens)
 
     def _controls(self) -> Check:
         seconds = SHARES["controls"] * 60 * self.plan.minutes
-        if "greedy" in self.plan.checks and not is_lossy(self.rule):
+        if "greedy" in self.plan.checks and not rule_called(self.rule).is_lossy:
             few = self.prompts[:2]
             self.controls.append(greedy_control(self.plain, self.plan.speculative, few, self.plan.max_tokens))
         if "law" in self.plan.checks:
@@ -221,7 +220,7 @@ class _Audit:
             return detect is not None and excluded is not None and excluded <= detect
 
         batches = answers_without_end(self.spec, self.prompts, params)
-        deadline, reads_drafts = self.started + 60 * self.plan.minutes, self.rule != "block"
+        deadline, reads_drafts = self.started + 60 * self.plan.minutes, not rule_called(self.rule).judges_blocks
         bet(batches, self.bets, log(self.plan.alpha), deadline, is_enough, clock=self.clock, reads_drafts=reads_drafts)
         return law_check(self.bets, log(self.plan.alpha))
 

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.config import SpeculativeConfig
 from paceline.errors import InvalidParameter, PacelineError, first_line
 from paceline.models.heads.files import read_head
-from paceline.sampling import AUTO, is_lossy
+from paceline.sampling import AUTO, rule_called
 from paceline.serving.models.model_spec import ModelSpec
 
 LOOKUPS = ("ngram", "suffix")
@@ -39,7 +39,7 @@ def speculation_of(spec: ModelSpec) -> dict[str, Any] | None:
         raise InvalidParameter(
             where, f"vLLM has no drafter {method!r}", f"plan with one of {', '.join(METHODS)}, or none"
         )
-    if config.rule != AUTO and is_lossy(config.rule):
+    if config.rule != AUTO and rule_called(config.rule).is_lossy:
         raise InvalidParameter(where, f"vLLM has no rule {config.rule!r}", "leave rule out: its sampler is exact")
     options = dict(config.options)
     model = config.model or options.pop("model", None)
