@@ -215,7 +215,7 @@ class Dispatcher:
                 if chunk.is_last:
                     self._complete(flight, rest)
                     return
-                if rest.text or rest.pieces or rest.finish_reason is not None:
+                if rest.text or rest.texts or rest.pieces or rest.finish_reason is not None:
                     flight.chunks.put_nowait(rest)
         raise WorkerDied(f"group {group} ended an answer without a reason")
 

@@ -23,6 +23,7 @@ class _Sample:
     """Text and tokens of one sample that the client has received."""
 
     text: str = ""
+    texts: list[str] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
 
 
@@ -63,7 +64,7 @@ class Splice:
     def __init__(self, seen: dict[int, _Sample], may_be_short: bool = False) -> None:
         self._seen, self._may_be_short = seen, may_be_short
         self._at: dict[int, list[int]] = {}
-        """[characters, pieces] of this attempt so far, by sample."""
+        """[characters, texts of tokens, pieces] of this attempt so far, by sample."""
 
     def rest_of(self, chunk: Chunk) -> Chunk:
         """`chunk` without the part that the client already has.
@@ -71,16 +72,20 @@ class Splice:
         Raises:
             GroupLost: its tokens differ from those that the client has received.
         """
-        sample, at = self._seen.setdefault(chunk.index, _Sample()), self._at.setdefault(chunk.index, [0, 0])
+        sample, at = self._seen.setdefault(chunk.index, _Sample()), self._at.setdefault(chunk.index, [0, 0, 0])
         old_text = sample.text[at[0] : at[0] + len(chunk.text)]
-        old_pieces = sample.pieces[at[1] : at[1] + len(chunk.pieces)]
+        old_texts = sample.texts[at[1] : at[1] + len(chunk.texts)]
+        old_pieces = sample.pieces[at[2] : at[2] + len(chunk.pieces)]
         new_ids = [piece.token_id for piece in chunk.pieces[: len(old_pieces)]]
         is_short = chunk.finish_reason is not None and at[0] + len(chunk.text) < len(sample.text)
         is_short = is_short and not self._may_be_short
         if not chunk.text.startswith(old_text) or new_ids != [old.token_id for old in old_pieces] or is_short:
             raise GroupLost("its group died, and the group that took over answers with other tokens")
-        text, pieces = chunk.text[len(old_text) :], chunk.pieces[len(old_pieces) :]
-        at[0], at[1] = at[0] + len(chunk.text), at[1] + len(chunk.pieces)
+        text, texts = chunk.text[len(old_text) :], chunk.texts[len(old_texts) :]
+        pieces = chunk.pieces[len(old_pieces) :]
+        for i, part in enumerate((chunk.text, chunk.texts, chunk.pieces)):
+            at[i] += len(part)
         sample.text += text
+        sample.texts += texts
         sample.pieces += pieces
-        return replace(chunk, text=text, pieces=pieces)
+        return replace(chunk, text=text, texts=texts, pieces=pieces)

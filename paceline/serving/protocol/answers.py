@@ -223,14 +223,14 @@ class Answer:
             self._thinkers[number] = ThoughtReader(
                 chunk.thinking == "open", chunk.thinking == "several", chunk.thought_tags
             )
-        reader, thoughts, answer = self._thinkers[number], "", ""
+        reader, told = self._thinkers[number], list[tuple[str, str]]()
         for text in chunk.texts:
-            thought, more = reader.push(text)
-            thoughts, answer = thoughts + thought, answer + more
+            told.append(reader.push(text))
             self._num_thought += reader.is_thinking
         rest = chunk.text[sum(map(len, chunk.texts)) :]
-        thought, more = reader.push(rest, ended=chunk.finish_reason is not None)
-        return thoughts + thought, answer + more
+        told.append(reader.push(rest, ended=chunk.finish_reason is not None))
+        thoughts, answers = zip(*told, strict=True)
+        return "".join(thoughts), "".join(answers)
 
     def _chosen(self, gathered: Mapping[int, _Choice]) -> list[int]:
         """Indices of the choices to return; best first where more were drawn than are returned."""

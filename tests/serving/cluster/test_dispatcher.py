@@ -11,8 +11,10 @@ from paceline.errors import GroupLost, InvalidParameter, RequestRejected, Worker
 from paceline.placement.tokens import TokenProfile
 from paceline.serving.cluster.controller import Health
 from paceline.serving.cluster.dispatcher import Dispatcher
-from paceline.serving.cluster.flight import Turn
+from paceline.serving.cluster.flight import Flight, Turn
 from paceline.serving.cluster.group import Supervision
+from paceline.serving.models.job import Chunk
+from paceline.serving.protocol.answers import Answer, Wish
 from tests.serving.fakes import QUICK, EchoGroup, job, plan, say
 
 
@@ -372,6 +374,25 @@ def test_streams_go_on_only_where_the_second_group_says_the_same(detail):
         await dispatcher.close(timeout=1.0)
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 10])
+def test_thoughts_are_told_and_counted_once_when_another_group_takes_over(size):
+    texts = ("<think>", "I", " think", "", " so", "</think>", "\n\n", "Yes", ", it", " is.")
+
+    def chunks(size):
+        for start in range(0, len(texts), size):
+            part, reason = texts[start : start + size], "stop" if start + size >= len(texts) else None
+            yield Chunk("".join(part), reason, num_tokens=len(part), thinking="tagged", texts=part)
+
+    flight = Flight(job("0", prompt="one"), None)  # type: ignore[arg-type]
+    first, second = flight.splice(), flight.splice()
+    passed = [first.rest_of(chunk) for chunk in list(chunks(3))[:2]] + [second.rest_of(one) for one in chunks(size)]
+    answer = Answer("x", "m", Wish(is_chat=True, prompts=("p",)))
+    whole = answer.whole([(0, chunk) for chunk in passed])
+    message = whole["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("I think so", "Yes, it is.")
+    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == 5
 
 
 def test_while_the_cluster_closes_requests_of_a_dead_group_go_to_another():
