@@ -92,6 +92,15 @@ def test_every_subpackage_says_what_it_is_for():
     ] == []
 
 
+def test_files_that_pages_name_by_their_path_exist():
+    pages = [page for page in (ROOT / "docs").glob("*.md")] + [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    path = re.compile(
+        r"(?<![\w/.~])(?:paceline|tests|benchmarks|tools|examples|deploy)/[\w./-]*\w\.(?:py|md|json|yaml|sh)\b"
+    )
+    named = {(page.name, found) for page in pages for found in path.findall(page.read_text(encoding="utf-8"))}
+    assert len(named) > 50 and sorted(one for one in named if not (ROOT / one[1]).exists()) == []
+
+
 def test_every_file_on_a_request_s_way_exists():
     named = _PATH.findall((DOCS / "life-of-a-request.md").read_text())
     assert len(named) > 10

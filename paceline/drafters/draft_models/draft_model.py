@@ -3,7 +3,7 @@
 Leviathan et al. 2023; Chen et al. 2023; trees: Miao et al. 2024 (SpecInfer), Li et al. 2024 (EAGLE-2), Cai et al. 2024
 (Medusa). Exact with every exact rule: drawn tokens carry the law that they were drawn from, warped like the target's;
 deterministic ones are marked as one-hot. Costs one draft pass per level, shared by all drafting requests. Use it when
-the draft is several times cheaper than the target and agrees with it. Its passes and cache: `draft_runner.py`.
+the draft is several times cheaper than the target and agrees with it. Its passes and cache: `runners/draft_runner.py`.
 """
 
 from collections.abc import Sequence

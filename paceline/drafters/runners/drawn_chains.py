@@ -1,7 +1,7 @@
 """`DrawnChains`: chains drawn from the laws of one runner, one pass per level for all requests.
 
-Shared by drafters that differ only in their runner (`self_draft.py`, `spire.py`). For trees, and for drafters that
-must prefill the text: `draft_model.py`.
+Shared by drafters that differ only in their runner (those of `self_drafts/`). For trees, and for drafters that must
+prefill the text: `draft_models/draft_model.py`.
 """
 
 from collections.abc import Sequence
