@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from paceline.cli.options.model_argument import NAME as MODEL_ARGUMENT
 from paceline.cli.options.model_argument import model_by_position
 from paceline.cli.terminal.streams import messages, tell_warning
-from paceline.errors import PacelineError
+from paceline.errors import InvalidParameter, PacelineError
 from paceline.vllm_names import refuse_option
 
 _ELSEWHERE = {
@@ -38,10 +38,25 @@ class _Commands(TyperGroup):
         except Exception as error:
             kind = type(error).__name__  # click's; newer versions of typer have click inside
             if kind == "NoSuchOption":
-                refuse_option(error.option_name)  # type: ignore[attr-defined]
+                self._refuse(error)
             if kind.startswith(("NoSuch", "UsageError")) and error.ctx is not None:  # type: ignore[attr-defined]
                 error.message += self._advice(error)  # type: ignore[attr-defined]
             raise
+
+    def _refuse(self, error: Any) -> None:
+        """Raise InvalidParameter for an option of another program, with ours and the commands that have it."""
+        try:
+            refuse_option(error.option_name)
+        except InvalidParameter as refused:
+            ours = re.findall(r"--[a-z-]+[a-z]", refused.remedy)
+            own = {option for one in error.ctx.command.params for option in one.opts} if error.ctx else set(ours)
+            elsewhere = [f"{option} is of paceline {', '.join(self._having(option))}" for option in ours
+                         if option not in own and self._having(option)]  # fmt: skip
+            raise InvalidParameter(refused.field, refused.problem, "; ".join([refused.remedy, *elsewhere])) from None
+
+    def _having(self, option: str) -> list[str]:
+        """The commands that have an option."""
+        return [name for name, each in self.commands.items() if any(option in one.opts for one in each.params)]
 
     def _advice(self, error: Any) -> str:
         """What a usage error of click's is followed by: what to write instead, or nothing."""
@@ -53,7 +68,7 @@ class _Commands(TyperGroup):
             is_known = name in _ELSEWHERE and error.ctx.command is self
             return f" Here it is: paceline {_ELSEWHERE[name]}." if is_known else ""
         option = getattr(error, "option_name", None)
-        having = [name for name, each in self.commands.items() if any(option in one.opts for one in each.params)]
+        having = self._having(option) if option else []
         return f"; commands that have it: {', '.join(having)}" if having else ""
 
 

@@ -431,7 +431,10 @@ run()
         (["serve", "--gpu-memory-utilization=0.9"], "--gpu-memory-utilization: .*use --kv-cache-memory-bytes"),
         (["serve", "--no-enable-prefix-caching"], "--no-enable-prefix-caching: .*leave it out"),
         (["bench", "--num-speculative-tokens", "3"], "use --num-draft-tokens"),
-        (["serve", "--ctx-size", "4096"], "use --max-model-len"),
+        (["serve", "--ctx-size", "4096"], "use --max-model-len$"),
+        (["generate", "--temp", "1", "hi"], "use --temperature; requests to a server have temperature$"),
+        (["serve", "--temp", "1"], "requests to a server have temperature; --temperature is of paceline generate, "),
+        (["bench", "--model-draft", "m"], "use --draft-model; --draft-model is of paceline generate, "),
         (["generate", "--prompt", "hi"], "paceline generate PROMPT"),
     ],
 )
@@ -474,7 +477,7 @@ def test_no_option_of_ours_has_a_hint_and_every_hint_names_options_of_ours():
     commands = typer.main.get_command(app).commands
     names = ("serve", "bench", "generate")
     serve, bench, generate = [{option for each in commands[name].params for option in each.opts} for name in names]
-    named = {word.rstrip(",") for remedy in COMMAND_LINE.values() for word in remedy.split() if word.startswith("--")}
+    named = {word.rstrip(",;") for remedy in COMMAND_LINE.values() for word in remedy.split() if word.startswith("--")}
     assert named - {"--spec"} <= serve | generate and "--spec" in bench
     assert {"--" + name.replace("_", "-") for name in COMMAND_LINE} & serve == {"--speculative-config"}
 
