@@ -136,7 +136,7 @@ class Arms:
             try:
                 check_drafter(SpeculativeConfig.of(spec))
             except InvalidParameter as error:
-                if error.field != "model":
+                if error.field != "model" or spec.get("model") is not None:
                     raise
                 remedy = "name it with the drafter, as in --drafts draft_model:small.gguf"
                 raise InvalidParameter("drafts", f"{label} needs a model", remedy) from None
@@ -319,7 +319,8 @@ def _arms(
         raise InvalidParameter("url", "there is neither a model nor a server", "name a model, or --url and --plain-url")
     if specs and len(skipped) == len(specs) and not servers:
         label, why = next(iter(skipped.items()))
-        raise InvalidParameter("drafts", f"nothing is left to compare: {label}: {why}", "name a drafter that runs here")
+        remedy = "name a drafter that runs here, with its model where it has one: --drafts draft_model:small.gguf"
+        raise InvalidParameter("drafts", f"nothing is left to compare: {label}: {why}", remedy)
     for label, why in skipped.items():
         messages.print(f"without {label}: {why}", soft_wrap=True)
     return arms, skipped, dtype

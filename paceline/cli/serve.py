@@ -13,6 +13,7 @@ import typer
 
 from paceline.cli.options import model as o
 from paceline.cli.options.groups import Drafting, grouped
+from paceline.cli.options.model_argument import NAME as MODEL_ARGUMENT
 from paceline.cli.options.serving import AuditOptions, ClusterOptions, Front, KeepingOptions, ServedOn, named_models
 from paceline.cli.serve_audit import AuditBeside
 from paceline.cli.terminal.streams import messages, progress_bars
@@ -39,7 +40,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     if not isinstance(values, dict):
         raise InvalidParameter("config", f"{path} holds no mapping", "write e.g. port: 8080")
     named = {str(key).replace("-", "_"): value for key, value in values.items()}
-    known = {parameter.name: parameter for parameter in context.command.params}
+    known = {parameter.name: parameter for parameter in context.command.params if parameter.name != MODEL_ARGUMENT}
     for name, value in named.items():
         if name not in known:
             raise InvalidParameter("config", f"{name!r} in {path} is no option", "see paceline serve --help")

@@ -153,9 +153,9 @@ def _with_adapter(name: str) -> tuple[str, Path | None]:
     for base, adapter in reversed(halves):
         if Path(adapter).expanduser().exists():
             return base, Path(adapter).expanduser()
-    known = [base for base, _ in halves if base in BUILTIN_MODELS or Path(base).expanduser().exists()]
-    if halves and (known or _is_path(halves[-1][1]) or _is_path(name)):
-        path = Path(halves[-1][1]).expanduser()
+    known = [half for half in halves if half[0] in BUILTIN_MODELS or Path(half[0]).expanduser().exists()]
+    if known or (halves and (_is_path(halves[-1][1]) or _is_path(name))):
+        path = Path((known or halves)[-1][1]).expanduser()
         raise ModelNotFound(f"model {name!r}: no adapter is at {path}; check the path after the plus")
     return name, None
 

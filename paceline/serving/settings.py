@@ -83,7 +83,8 @@ def local_names(host: str) -> tuple[str, ...]:
 
 def check_host(host: str) -> None:
     """Raise InvalidParameter for an address with a port or a protocol."""
-    if "://" in host or (host.count(":") == 1 and host.rpartition(":")[2].isdigit()):
+    is_bracketed = host.startswith("[") and "]:" in host
+    if "://" in host or is_bracketed or (host.count(":") == 1 and host.rpartition(":")[2].isdigit()):
         raise InvalidParameter("host", f"{host!r} is more than an address", "write e.g. --host localhost --port 8000")
 
 

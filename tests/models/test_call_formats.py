@@ -95,7 +95,8 @@ def test_arguments_in_python_and_gemmas_form():
     [
         ("hermes", "[1]"), ("hermes", '{"name": 5}'), ("hermes", "[" * 100_000), ("mistral", "f[ARGS]5"),
         ("glm45", "not a name<arg_key>"), ("lfm2", "[f(__import__('os'))"), ("lfm2", "[f(x=open('y'))]"),
-        ("lfm2", "f(" * 5000), ("lfm2", f"[f{'.a' * 700}()]"), ("lfm2", f"[f{'()' * 700}]"),
+        ("lfm2", "f(" * 5000), ("lfm2", f"[f{'.a' * 700}()]"), ("lfm2", "[f" + "\n.a" * 700 + "()]"),
+        ("lfm2", "[" + "a-\n" * 700 + "f()]"), ("lfm2", f"[f{'()' * 700}]"),
         ("lfm2", "[1-f()]"), ("lfm2", "[f()-g()]"),
         ("lfm2", "a-" * 30_000 + "f()"), ("lfm2", "[" + "f()," * 50_000 + "]"),
         ("gemma4", "call:f{x:"), ("gemma4", "call:f"),

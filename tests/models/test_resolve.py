@@ -206,6 +206,8 @@ def test_no_weights_are_fetched_for_a_config(monkeypatch):
         resolve_config("smollm2-135M")
     with pytest.raises(ModelNotFound, match="no adapter is at missing"):
         resolve_config("smollm2-135m+missing")
+    with pytest.raises(ModelNotFound, match=r"no adapter is at lora-c\+\+;"):
+        resolve_config("smollm2-135m+lora-c++")
 
 
 @pytest.fixture

@@ -255,7 +255,8 @@ def speculative_config(
     values["options"] = dict(_name_and_value("draft_option", text) for text in draft_option or [])
     values["policy_options"] = dict(_name_and_value("policy_option", text) for text in policy_option or [])
     config = SpeculativeConfig(**values)
-    if draft_model is not None and draft in _WITH_A_MODEL and _is_head(draft_model):
+    is_for_a_model = draft in _WITH_A_MODEL and "drafters" not in values["options"]
+    if draft_model is not None and is_for_a_model and _is_head(draft_model):
         raise InvalidParameter("draft_model", f"{draft_model} is a draft head and no model", "add --draft head")
     if draft not in (NONE, "plain"):
         return config

@@ -128,7 +128,8 @@ def _named_call(one: ast.AST | None) -> tuple[str, ast.Call] | None:
 
 def _is_long(name: ast.expr) -> bool:
     """Whether an expression is longer than a name can be: unparsing it could take long, or nest too deep."""
-    return (name.end_col_offset or 0) - name.col_offset > _LONGEST_NAME
+    is_one_line = name.end_lineno == name.lineno
+    return not is_one_line or (name.end_col_offset or 0) - name.col_offset > _LONGEST_NAME
 
 
 def calls_in_gemma(inside: str, schemas: Schemas) -> list[Call]:

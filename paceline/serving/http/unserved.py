@@ -13,7 +13,7 @@ _SOUND, _IMAGES = "there is no speech here, only text", "there are no images her
 _STORED = "nothing is stored: each request brings all of its conversation"
 _ADAPTERS = "adapters are loaded with the model: paceline serve BASE+ADAPTER_FOLDER"
 _FIXED = "the models of a server are those that it was started with: paceline serve MODEL --also NAME=MODEL"
-_FILES = "nothing is uploaded here: run paceline batch on a file of requests"
+_FILES = "nothing is uploaded here: run paceline batch on a file of OpenAI's requests"
 _LASTING = "the models stay loaded: end the server, and start it again when it is needed"
 _CACHE = "cached prompts cannot be emptied; requests with their own cache_salt share none"
 _BASE = "this is where addresses begin, such as /v1/chat/completions"
