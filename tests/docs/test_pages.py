@@ -93,7 +93,7 @@ def test_every_subpackage_says_what_it_is_for():
 
 
 def test_files_that_pages_name_by_their_path_exist():
-    pages = [page for page in (ROOT / "docs").glob("*.md")] + [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    pages = [*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     path = re.compile(
         r"(?<![\w/.~])(?:paceline|tests|benchmarks|tools|examples|deploy)/[\w./-]*\w\.(?:py|md|json|yaml|sh)\b"
     )
