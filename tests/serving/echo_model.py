@@ -3,6 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 
+from paceline.engine.loop.step import StepOutput
 from paceline.errors import InvalidParameter
 from paceline.models.text.call_formats import HERMES
 
@@ -50,7 +51,7 @@ class EchoModel:
             text = word if number == 0 else " " + word
             is_last = number == len(words) - 1 or request_id in self._aborted
             tokens = (SimpleNamespace(text=text),)
-            yield SimpleNamespace(tokens=tokens, finished=done if is_last else None, completion=None, index=0)
+            yield StepOutput(request_id, tokens, done if is_last else None)  # type: ignore[arg-type]
             if is_last:
                 return
 
