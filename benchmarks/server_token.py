@@ -15,6 +15,7 @@ import resource
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,6 +25,7 @@ from served import NAME, ask_all, elsewhere, served
 
 from paceline import LLM, SamplingParams
 from paceline.engine.loop.step import StepOutput
+from paceline.models.text.call_formats import HERMES
 from paceline.types import CompletionOutput, RequestMetrics, RequestOutput, RequestStats, TokenOutput
 
 _NO_STATS = RequestStats(0, 0, 0, 0, 0, (), 0.0, 0.0, 0.0, 0.0)
@@ -46,6 +48,10 @@ class SleepingEngine:
     def abort(self, request_id: str) -> None:
         self._left.pop(request_id, None)
 
+    def end(self, request_id: str) -> list[StepOutput]:
+        self.abort(request_id)
+        return []
+
     def step(self) -> list[StepOutput]:
         time.sleep(self._seconds)
         return [self._advance(request_id) for request_id in list(self._left)]
@@ -64,11 +70,15 @@ class SleepingEngine:
 
 def sleeping_llm(pass_seconds: float) -> LLM:
     """Such an engine with what a server asks of the `LLM` around it."""
+    engine = SleepingEngine(pass_seconds)
     return cast(LLM, SimpleNamespace(
-        engine=SleepingEngine(pass_seconds),
+        engine=engine,
+        engines_in_flight=lambda: [engine],
+        loaded=SimpleNamespace(turn=nullcontext(), check_open=lambda: None),
         model_name=NAME,
-        tokenizer=SimpleNamespace(thinks=False),
+        tokenizer=SimpleNamespace(thought_tags=None, call_format=HERMES),
         token_ids_of=lambda prompt, add_special_tokens=True: [1, 2, 3],
+        params_for=lambda prompt, params: params,
         prepared=lambda params: params,
     ))  # fmt: skip
 
