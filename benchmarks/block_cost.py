@@ -100,7 +100,7 @@ def _fill(codes, source, count, depth):
 
 def rounded(rows: np.ndarray) -> operand.Operand:
     """[rows, depth] floats as an operand."""
-    codes = operand.new_operand(rows.size, rounds=True, fine=True)
+    codes = operand.new_operand(rows.size, np.int8, fine=True)
     _fill(codes, rows.reshape(-1), *rows.shape)
     return codes
 
