@@ -83,7 +83,7 @@ def beside_a_prompt(dtype: str, args: argparse.Namespace) -> dict[str, dict[str,
         p50, p99 = np.quantile(times, (0.5, 0.99))
         found[kind] = {"p50": 1000 * p50, "p99": 1000 * p99, "seconds": sum(times), "tokens": len(times)}
         console.print(f"{dtype}, chunks beside a decode, {kind}: done")
-    loaded.model.close()
+    loaded.close()
     return found
 
 

@@ -50,7 +50,7 @@ def main() -> None:
         loaded = load(args.model, config)
         results[dtype] = measure(loaded, config, chats, args)
         longest[dtype] = measure_first(loaded, config, chats[0], args)
-        loaded.model.close()
+        loaded.close()
     rows = [
         [dtype, size, method, *figures.values()]
         for dtype, sizes in results.items() for size, methods in sizes.items() for method, figures in methods.items()

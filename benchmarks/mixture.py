@@ -22,6 +22,7 @@ from window import decode_window, same_as_far_as_both_go
 
 from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.loop.engine import Engine
+from paceline.engine.loop.guarded_policy import GuardedPolicy
 from paceline.engine.setup.build import build_engine
 from paceline.models.architecture.config import ModelConfig
 from paceline.models.architecture.experts import Experts
@@ -168,7 +169,7 @@ def compare(loaded: LoadedModel, drafter: Corrupted, prompt, params, args: argpa
     for policy in ("goodput", "cascade"):
         engines[policy] = engine_for(loaded, policy, max(args.lengths), drafter)
     plain = engine_for(loaded, "fixed", 0, drafter)
-    assert plain.speculation.policy.inner == Fixed(0)
+    assert isinstance(plain.speculation.policy, GuardedPolicy) and plain.speculation.policy.inner == Fixed(0)
     ratios: dict[str, list[float]] = {name: [] for name in engines}
     lengths, same = [], True
     for number in range(args.rounds):
