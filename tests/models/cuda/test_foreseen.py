@@ -1,5 +1,7 @@
 """Passes launched before they are asked for: what is taken is what a pass of its own gives, and nothing else is."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -103,6 +105,16 @@ def test_a_pass_whose_rows_are_not_known_yet_is_not_taken(model):
     assert ahead.places_of(ahead.rows, cache, (), ahead.questions) is None
     finish()
     assert ahead.places_of(ahead.rows, cache, (), ahead.questions).tolist() == [0, 1]
+
+
+def test_rows_at_other_positions_and_other_taps_are_not_in_it(model):
+    cache, rows = begun(model)
+    answers(model, rows([4, 60]), cache)
+    ahead = model._foreseen._next
+    assert ahead.places_of(ahead.rows, cache, (), ahead.questions) is not None
+    elsewhere = replace(ahead.rows, positions=ahead.rows.positions + 1)
+    assert ahead.places_of(elsewhere, cache, (), ahead.questions) is None
+    assert ahead.places_of(ahead.rows, cache, (0,), ahead.questions) is None
 
 
 def test_requests_that_end_leave_the_rows_of_the_others(model):
